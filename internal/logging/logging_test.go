@@ -29,7 +29,8 @@ func TestNewWritesOneJSONObjectALine(t *testing.T) {
 	var b bytes.Buffer
 	l, err := New(Options{Writer: &b})
 	require.NoError(t, err)
-	Component(l, "ingress").Info().Err(errors.New("no route")).Uint64("instance", 9041999001292625271).Msg("request refused")
+	c := Component(l, "ingress")
+	c.Info().Err(errors.New("no route")).Uint64("instance", 9041999001292625271).Msg("request refused")
 	l.Debug().Msg("below the default level")
 
 	got := lines(t, &b)
