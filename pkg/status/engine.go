@@ -1,0 +1,78 @@
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+)
+
+// maxEngineBody bounds the body of an engine route. Dynamo's web framework has
+// the same default.
+const maxEngineBody = 2 << 20
+
+// EngineRoute answers one route below [EnginePrefix]. body is valid JSON, "{}"
+// when the request had none; the answer is encoded as JSON. An error is told
+// to the caller with status 500. ctx ends with the request or with the server.
+type EngineRoute func(ctx context.Context, body json.RawMessage) (answer any, err error)
+
+// HandleEngine makes the server answer EnginePrefix+path, for any method, with
+// f, in place of what answered there before; a nil f removes the route.
+func (s *Server) HandleEngine(path string, f EngineRoute) {
+	path = strings.TrimPrefix(path, "/")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f == nil {
+		delete(s.engine, path)
+		return
+	}
+	if s.engine == nil {
+		s.engine = make(map[string]EngineRoute)
+	}
+	s.engine[path] = f
+}
+
+// engineError is the body of a failed engine route, as recorded.
+type engineError struct {
+	Error   string `json:"error"`
+	Message string `json:"message"`
+}
+
+// serveEngine answers in the order of Dynamo 1.6.1: a body that is no JSON is
+// refused before the route is looked up.
+func (s *Server) serveEngine(w http.ResponseWriter, r *http.Request, path string) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxEngineBody))
+	if err != nil {
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			writeJSON(w, http.StatusRequestEntityTooLarge, engineError{"Body too large",
+				fmt.Sprintf("the body has more than %d bytes", tooLarge.Limit)})
+			return
+		}
+		writeJSON(w, http.StatusBadRequest, engineError{"Invalid body", err.Error()})
+		return
+	}
+	if len(body) == 0 {
+		body = []byte("{}")
+	}
+	if err := json.Unmarshal(body, new(json.RawMessage)); err != nil {
+		writeJSON(w, http.StatusBadRequest, engineError{"Invalid JSON", err.Error()})
+		return
+	}
+	s.mu.RLock()
+	route := s.engine[path]
+	s.mu.RUnlock()
+	if route == nil {
+		writeJSON(w, http.StatusNotFound, engineError{"Route not found", "Route " + EnginePrefix + path + " not found"})
+		return
+	}
+	answer, err := route(r.Context(), body)
+	if err != nil {
+		s.log.Warn().Err(err).Str("route", path).Msg("engine route failed")
+		writeJSON(w, http.StatusInternalServerError, engineError{"Handler error", err.Error()})
+		return
+	}
+	writeJSON(w, http.StatusOK, answer)
+}
