@@ -116,7 +116,7 @@ func (r *Reader) release() {
 // arrive (at most doubling), not the length that a header claims.
 func (r *Reader) fill(n int) error {
 	for r.end-r.start < n {
-		if r.start+n > len(r.buf) {
+		if r.end == len(r.buf) {
 			r.makeRoom(n)
 		}
 		got, err := r.src.Read(r.buf[r.end:])
@@ -144,23 +144,15 @@ func (r *Reader) readError(err error) error {
 	return fmt.Errorf("engine channel: stream ended inside a frame: %w", io.ErrUnexpectedEOF)
 }
 
-// makeRoom moves the unread bytes to the front and grows the buffer if a frame
-// of n bytes does not fit and what is there is full.
+// makeRoom is called when the buffer is full up to its end. It drops the bytes
+// that were handed out before, or, if there are none, grows the buffer towards
+// a frame of n bytes.
 func (r *Reader) makeRoom(n int) {
 	have := r.end - r.start
-	size := len(r.buf)
-	switch {
-	case size == 0:
-		size = readBuffer
-	case n > size && have == size:
-		size = min(2*size, max(n, readBuffer))
+	into := r.buf
+	if have == len(r.buf) {
+		into = make([]byte, max(readBuffer, min(2*have, n)))
 	}
-	if size != len(r.buf) {
-		grown := make([]byte, size)
-		copy(grown, r.buf[r.start:r.end])
-		r.buf = grown
-	} else {
-		copy(r.buf, r.buf[r.start:r.end])
-	}
-	r.start, r.end = 0, have
+	copy(into, r.buf[r.start:r.end])
+	r.buf, r.start, r.end = into, 0, have
 }

@@ -18,6 +18,11 @@ type Meta struct {
 	StopReason any `json:"stop_reason,omitempty"`
 	// CachedTokens is the number of prompt tokens taken from the KV cache.
 	CachedTokens *int64 `json:"cached_tokens,omitempty"`
+	// CompletionTokens is the number of tokens that all choices of the request
+	// had together after the step that this record belongs to. It comes with a
+	// finish reason when there are several choices, since a reader that gets
+	// several steps at once cannot tell where a step ended.
+	CompletionTokens *int64 `json:"completion_tokens,omitempty"`
 	// PromptLogProbs is an array with one entry a prompt token: null or an
 	// object from token id (as text) to {"logprob": number, "rank": int}.
 	PromptLogProbs json.RawMessage `json:"prompt_logprobs,omitempty"`
