@@ -1,0 +1,164 @@
+package handlers
+
+import (
+	"context"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"dynworker/pkg/affinity"
+	"dynworker/pkg/engine/ipc"
+	"dynworker/pkg/protocol"
+
+	"github.com/rs/zerolog"
+	"github.com/stretchr/testify/require"
+)
+
+// scripted is an engine that answers every request with the same batches of outputs.
+type scripted struct {
+	batches [][]ipc.Output
+	// after is what Next returns when the batches are used up; io.EOF if nil. hang makes it wait for the context instead.
+	after error
+	hang  bool
+	// last is given out after Cancel, as an engine's final word.
+	last  []ipc.Output
+	calls []ipc.Generate
+	// refuse is returned instead of a stream.
+	refuse  error
+	streams []*scriptedStream
+}
+
+func (e *scripted) Generate(_ context.Context, g *ipc.Generate, _ []int32) (Stream, error) {
+	if e.refuse != nil {
+		return nil, e.refuse
+	}
+	e.calls = append(e.calls, *g)
+	s := &scriptedStream{engine: e, cancelled: make(chan struct{})}
+	e.streams = append(e.streams, s)
+	return s, nil
+}
+
+type scriptedStream struct {
+	engine    *scripted
+	next      int
+	cancels   int
+	cancelled chan struct{}
+	lastGiven bool
+}
+
+func (s *scriptedStream) ID() uint64 { return 7 }
+
+func (s *scriptedStream) Cancel() {
+	if s.cancels == 0 {
+		close(s.cancelled)
+	}
+	s.cancels++
+}
+
+func (s *scriptedStream) Next(ctx context.Context) ([]ipc.Output, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if s.next < len(s.engine.batches) {
+		s.next++
+		return s.engine.batches[s.next-1], nil
+	}
+	if s.engine.hang {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-s.cancelled:
+			if s.engine.last != nil && !s.lastGiven {
+				s.lastGiven = true
+				return s.engine.last, nil
+			}
+			return nil, io.EOF
+		}
+	}
+	if s.engine.after != nil {
+		return nil, s.engine.after
+	}
+	return nil, io.EOF
+}
+
+// record is a sink that keeps what it got as decoded values.
+type record struct {
+	chunks  []protocol.Chunk
+	flushes int
+	fail    error
+	onChunk func()
+}
+
+func (r *record) Send(c *protocol.Chunk) error {
+	if r.fail != nil {
+		return r.fail
+	}
+	kept := *c
+	kept.TokenIDs = append([]uint32{}, c.TokenIDs...)
+	kept.LogProbs = append([]float64(nil), c.LogProbs...)
+	kept.TopLogProbs = append([][]protocol.TopLogProb(nil), c.TopLogProbs...)
+	r.chunks = append(r.chunks, kept)
+	if r.onChunk != nil {
+		r.onChunk()
+	}
+	return nil
+}
+
+func (r *record) Flush() error {
+	r.flushes++
+	return r.fail
+}
+
+// counts is an observer that remembers.
+type counts struct {
+	reasons        []affinity.Reason
+	prompt, cached int
+	generated      int
+	overruns       int
+}
+
+func (c *counts) AffinityDecided(r affinity.Reason) { c.reasons = append(c.reasons, r) }
+func (c *counts) PromptTokens(prompt, cached int)   { c.prompt, c.cached = prompt, cached }
+func (c *counts) GeneratedTokens(n int)             { c.generated += n }
+func (c *counts) EngineOverran()                    { c.overruns++ }
+
+// bench is one handler with everything around it.
+type bench struct {
+	handler  *Handler
+	engine   *scripted
+	observer *counts
+	log      *strings.Builder
+	resolved int
+}
+
+func newBench(t *testing.T, kind Kind, change func(*Config, *scripted)) *bench {
+	b := &bench{engine: &scripted{}, observer: &counts{}, log: &strings.Builder{}}
+	cfg := Config{
+		Kind: kind, Engine: b.engine, Observer: b.observer, Logger: zerolog.New(b.log), CancelGrace: time.Minute,
+		Bounds: ipc.Bounds{VocabSize: 1000, MaxSeqLen: 100, MaxNumTokens: 80, MaxBeamWidth: 2},
+		Random: strings.NewReader(strings.Repeat("0123456789abcdef", 1000)),
+	}
+	cfg.ResolveGate = func() (*affinity.Gate, error) {
+		b.resolved++
+		return affinity.Resolve(affinity.Engine{ConfigReadable: true, ConversationParams: true, Ranks: 4}, affinity.Settings{})
+	}
+	if change != nil {
+		change(&cfg, b.engine)
+	}
+	h, err := New(cfg)
+	require.NoError(t, err)
+	b.handler = h
+	return b
+}
+
+// call makes a request out of a JSON body.
+func call(t *testing.T, body string) *Call {
+	r, err := protocol.ParseRequest(protocol.CodecJSON, []byte(body))
+	require.NoError(t, err)
+	return &Call{ID: "req-1", Request: r, Body: []byte(body), Codec: protocol.CodecJSON, Trace: map[string]string{}}
+}
+
+func meta(reason string) *ipc.Meta { return &ipc.Meta{FinishReason: reason} }
+
+func ptr[T any](v T) *T { return &v }

@@ -1,0 +1,271 @@
+package handlers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"dynworker/pkg/engine/ipc"
+	"dynworker/pkg/protocol"
+)
+
+// relay carries one request's outputs from the engine to the sink. It owns the stream.
+type relay struct {
+	handler *Handler
+	plan    *plan
+	call    *Call
+	stream  Stream
+	out     Sink
+	choices []choice
+	// order lists the choices that have a pending chunk, first touched first.
+	order []*choice
+	// generated counts the tokens of all choices.
+	generated int
+	// cached is the number of prompt tokens that the engine had cached, or -1 while it has not said.
+	cached int
+	// promptLogprobs is the first payload that the engine gave; it rides on the last chunk.
+	promptLogprobs any
+	started        bool
+}
+
+// choice is the state of one of the n sequences of a request.
+type choice struct {
+	emitted  int
+	finished bool
+	touched  bool
+	pending  protocol.Chunk
+}
+
+func (r *relay) run(ctx context.Context) error {
+	r.cached = -1
+	for {
+		outputs, err := r.stream.Next(ctx)
+		if err != nil {
+			return r.end(ctx, err)
+		}
+		switch err := r.relay(outputs); {
+		case errors.Is(err, errAnswered):
+			return nil
+		case err != nil:
+			r.stream.Cancel()
+			return err
+		}
+	}
+}
+
+// relay sends everything that the engine gave at once and flushes it with one write.
+func (r *relay) relay(outputs []ipc.Output) error {
+	for i := range outputs {
+		if err := r.take(&outputs[i]); err != nil {
+			return err
+		}
+		if !r.handler.cfg.MergeTokens {
+			if err := r.send(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.send(); err != nil {
+		return err
+	}
+	return gone(r.out.Flush())
+}
+
+func gone(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrClientGone, err)
+}
+
+// take adds one output to its choice's pending chunk.
+func (r *relay) take(o *ipc.Output) error {
+	meta := o.Meta
+	if meta != nil && meta.Error != nil {
+		return r.failed(meta.Error)
+	}
+	if meta != nil && meta.NoOutputs {
+		r.stream.Cancel()
+		return r.failed(&ipc.RequestError{Message: "the engine finished a step without any output"})
+	}
+	if int(o.Index) >= len(r.choices) {
+		r.stream.Cancel()
+		return r.failed(&ipc.RequestError{Message: fmt.Sprintf("the engine answered for choice %d of %d", o.Index, len(r.choices))})
+	}
+	c := &r.choices[o.Index]
+	if c.finished {
+		// Engines that report all choices at each step repeat what is over; the frontend must not see it twice.
+		return nil
+	}
+	tokens, logprobs := r.withinBudget(c, o)
+	r.generated += len(tokens)
+	c.emitted += len(tokens)
+	r.note(meta)
+	if len(c.pending.TokenIDs) > 0 && (len(c.pending.LogProbs) > 0) != (len(logprobs) > 0) {
+		// A chunk has log probabilities for all of its tokens or for none.
+		if err := r.send(); err != nil {
+			return err
+		}
+	}
+	if cancelled := meta != nil && meta.FinishReason == "cancelled"; cancelled && !r.handler.rules.lastWordAtShutdown {
+		// Nobody asked for this: a request that was cancelled is not read any more. A short answer that looks complete would be worse than none.
+		if err := r.send(); err != nil {
+			return err
+		}
+		return protocol.StreamIncomplete("the engine cancelled the request on its own")
+	}
+	r.touch(c, uint32(o.Index))
+	c.pending.TokenIDs = append(c.pending.TokenIDs, tokens...)
+	appendLogprobs(&c.pending, logprobs)
+	if overrun := len(tokens) < len(o.Tokens); overrun {
+		r.finish(c, &ipc.Meta{FinishReason: "length"}, true)
+		return nil
+	}
+	if meta != nil && meta.FinishReason != "" {
+		r.finish(c, meta, true)
+	} else if o.Last {
+		r.finish(c, meta, false)
+	} else if !r.started && r.cached > 0 && r.handler.rules.earlyUsage {
+		c.pending.Usage = r.usage(meta)
+	}
+	r.started = true
+	return nil
+}
+
+// withinBudget cuts off what an engine sent beyond the tokens that were asked for: passing it on would bill a caller for more than the limit.
+func (r *relay) withinBudget(c *choice, o *ipc.Output) ([]uint32, []ipc.TokenLogProb) {
+	room := r.plan.budget - c.emitted
+	if r.plan.budget == unbounded || len(o.Tokens) <= room {
+		return o.Tokens, o.LogProbs
+	}
+	r.handler.cfg.Observer.EngineOverran()
+	r.handler.cfg.Logger.Warn().Str("request_id", r.call.ID).Int("max_tokens", r.plan.budget).Msg("the engine sent more tokens than were asked for; the rest was dropped")
+	r.stream.Cancel()
+	return o.Tokens[:room], o.LogProbs[:min(room, len(o.LogProbs))]
+}
+
+// note keeps what the engine says once and the last chunk needs.
+func (r *relay) note(meta *ipc.Meta) {
+	if meta == nil {
+		return
+	}
+	if meta.CachedTokens != nil && r.cached < 0 {
+		r.cached = int(min(max(*meta.CachedTokens, 0), int64(r.plan.promptTokens)))
+		if !r.call.Canary {
+			r.handler.cfg.Observer.PromptTokens(r.plan.promptTokens, r.cached)
+		}
+	}
+	if r.promptLogprobs == nil && len(meta.PromptLogProbs) > 0 {
+		v, err := protocol.DecodeValue(protocol.CodecJSON, meta.PromptLogProbs)
+		if err != nil {
+			r.handler.cfg.Logger.Warn().Err(err).Str("request_id", r.call.ID).Msg("the engine's prompt logprobs are unreadable and were left out")
+			return
+		}
+		if list, ok := v.([]any); ok && len(list) > 0 {
+			r.promptLogprobs = v
+		}
+	}
+}
+
+func (r *relay) touch(c *choice, index uint32) {
+	if c.touched {
+		return
+	}
+	c.touched = true
+	c.pending.Index, c.pending.HasIndex = index, true
+	r.order = append(r.order, c)
+}
+
+// finish closes a choice. known says whether the engine gave a reason.
+func (r *relay) finish(c *choice, meta *ipc.Meta, known bool) {
+	c.finished = true
+	if known {
+		c.pending.Finish, c.pending.ErrorText = finishReason(meta.FinishReason)
+		c.pending.StopReason = meta.StopReason
+	} else {
+		c.pending.Finish, c.pending.ErrorText = protocol.FinishError, "the engine ended the sequence without a reason"
+	}
+	c.pending.Usage = r.usage(meta)
+	c.pending.EngineData = r.engineData()
+}
+
+// finishReason maps the engine's word onto the closed set that the frontend can read; one it could not read would poison the whole frame.
+func finishReason(word string) (protocol.FinishReason, string) {
+	switch word {
+	case "stop":
+		return protocol.FinishStop, ""
+	case "length":
+		return protocol.FinishLength, ""
+	case "cancelled":
+		return protocol.FinishCancelled, ""
+	case "timeout":
+		return protocol.FinishError, "the engine timed out"
+	}
+	return protocol.FinishError, fmt.Sprintf("the engine ended the sequence with %q", word)
+}
+
+// usage counts over all choices. An engine that reports several choices in one step says how many tokens they had together at that step.
+func (r *relay) usage(meta *ipc.Meta) *protocol.Usage {
+	done := r.generated
+	if meta != nil && meta.CompletionTokens != nil {
+		done = int(*meta.CompletionTokens)
+	}
+	return &protocol.Usage{PromptTokens: r.plan.promptTokens, CompletionTokens: done, TotalTokens: r.plan.promptTokens + done, CachedTokens: max(r.cached, 0)}
+}
+
+func (r *relay) engineData() any {
+	var data protocol.Object
+	if r.promptLogprobs != nil {
+		data = append(data, protocol.Member{Key: "prompt_logprobs", Value: r.promptLogprobs})
+	}
+	if r.cached >= 0 {
+		data = append(data, protocol.Member{Key: "kv_cache_hit", Value: protocol.KVCacheHit{PromptTokens: r.plan.promptTokens, ReusedTokens: r.cached}})
+	}
+	if data == nil {
+		return nil
+	}
+	return data
+}
+
+// send hands every pending chunk to the sink, which encodes it at once, so that the chunk's memory can be used again.
+func (r *relay) send() error {
+	for _, c := range r.order {
+		if !r.call.Canary {
+			r.handler.cfg.Observer.GeneratedTokens(len(c.pending.TokenIDs))
+		}
+		err := r.out.Send(&c.pending)
+		c.touched = false
+		c.pending = protocol.Chunk{TokenIDs: c.pending.TokenIDs[:0], LogProbs: c.pending.LogProbs[:0], TopLogProbs: c.pending.TopLogProbs[:0]}
+		if len(c.pending.LogProbs) == 0 {
+			c.pending.LogProbs = nil
+		}
+		if len(c.pending.TopLogProbs) == 0 {
+			c.pending.TopLogProbs = nil
+		}
+		if err != nil {
+			return gone(err)
+		}
+	}
+	r.order = r.order[:0]
+	return nil
+}
+
+// errAnswered ends the relay after an error chunk: the answer is complete as far as the frontend is concerned.
+var errAnswered = errors.New("answered with an error chunk")
+
+// failed answers an error that is about this request alone, in the form that was recorded: a chunk without an index whose finish reason is the error.
+func (r *relay) failed(e *ipc.RequestError) error {
+	if err := r.send(); err != nil {
+		return err
+	}
+	for i := range r.choices {
+		r.choices[i].finished = true
+	}
+	if err := r.out.Send(&protocol.Chunk{Finish: protocol.FinishError, ErrorText: e.Message}); err != nil {
+		return gone(err)
+	}
+	if err := r.out.Flush(); err != nil {
+		return gone(err)
+	}
+	return errAnswered
+}
