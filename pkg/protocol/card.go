@@ -24,6 +24,20 @@ const (
 	KindChatTemplateJSON = "hf_chat_template_json"
 )
 
+// Values of Card.WorkerType, ModelType and ModelInput.
+const (
+	WorkerAggregated = "aggregated"
+	WorkerPrefill    = "prefill"
+	WorkerDecode     = "decode"
+	WorkerEncode     = "encode"
+
+	ModelTypeChat        = "Chat"
+	ModelTypeCompletions = "Completions"
+	ModelTypePrefill     = "Prefill"
+
+	ModelInputTokens = "Tokens"
+)
+
 // TaggedFile is a file under the name of its format: {"hf_config_json": {…}}.
 type TaggedFile struct {
 	Kind string

@@ -1,6 +1,10 @@
 package protocol
 
-import "fmt"
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+)
 
 // TokensState tells in which form the prompt was there.
 type TokensState uint8
@@ -33,7 +37,7 @@ type NotMapError struct {
 
 func (e *NotMapError) Error() string { return "request body is a " + e.Kind + ", not a map" }
 
-// FieldError tells which field of a body has a wrong value.
+// FieldError tells which field of a body or record has a wrong value.
 type FieldError struct {
 	// Field is the path of the field, like "token_ids[3]".
 	Field string
@@ -44,9 +48,153 @@ type FieldError struct {
 func (e *FieldError) Error() string { return fmt.Sprintf("%s: %s", e.Field, e.Reason) }
 
 // ParseRequest decodes the body of a request. Token ids go straight into a
-// slice. Errors are *DecodeError, *NotMapError and *FieldError.
-func ParseRequest(c Codec, body []byte) (*Request, error) { panic("not yet") }
+// slice. Errors are *DecodeError, *NotMapError and *FieldError; the first fault
+// in the order of the body is reported.
+func ParseRequest(c Codec, body []byte) (*Request, error) {
+	if c == CodecMsgpack {
+		return parseMsgpackRequest(body)
+	}
+	return parseJSONRequest(body)
+}
+
+func parseMsgpackRequest(body []byte) (*Request, error) {
+	r := msgpackReader{b: body, budget: MaxValues}
+	h, err := r.head()
+	if err != nil {
+		return nil, err
+	}
+	if h.kind != kindMap {
+		// Decide first whether it is msgpack at all.
+		if _, err := decodeMsgpack(body); err != nil {
+			return nil, err
+		}
+		return nil, &NotMapError{Kind: kindNames[h.kind]}
+	}
+	if err := r.claim(0, 2*h.size); err != nil {
+		return nil, err
+	}
+	req := &Request{Fields: make(Map, h.size)}
+	for range h.size {
+		at := r.off
+		key, err := r.key()
+		if err != nil {
+			return nil, err
+		}
+		if req.has(key) {
+			return nil, r.fail(at, reasonDuplicate)
+		}
+		if key == tokenField {
+			err = r.tokens(req)
+		} else {
+			req.Fields[key], err = r.value(1)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := r.finish(); err != nil {
+		return nil, err
+	}
+	return req, nil
+}
+
+func parseJSONRequest(body []byte) (*Request, error) {
+	r := jsonReader{b: body, budget: MaxValues}
+	c, err := r.peek()
+	if err != nil {
+		return nil, err
+	}
+	if c != '{' {
+		v, err := decodeJSON(body)
+		if err != nil {
+			return nil, err
+		}
+		return nil, &NotMapError{Kind: kindNames[kindOf(v)]}
+	}
+	r.off++
+	req := &Request{Fields: Map{}}
+	done, err := r.empty('}')
+	for err == nil && !done {
+		if _, err = r.peek(); err != nil {
+			break
+		}
+		var again bool
+		if err = r.member(req); err == nil {
+			again, err = r.more('}')
+		}
+		done = !again
+	}
+	if err == nil {
+		err = r.finish()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return req, nil
+}
+
+func (r *jsonReader) member(req *Request) error {
+	at := r.off
+	key, err := r.key()
+	if err != nil {
+		return err
+	}
+	if req.has(key) {
+		return r.fail(at, reasonDuplicate)
+	}
+	if key == tokenField {
+		return r.tokens(req)
+	}
+	req.Fields[key], err = r.value(1)
+	return err
+}
+
+// has tells whether a member was read before.
+func (r *Request) has(key string) bool {
+	if key == tokenField {
+		return r.TokensState != TokensAbsent
+	}
+	_, ok := r.Fields[key]
+	return ok
+}
 
 // Append appends the body of a request, keys sorted. A member token_ids of
 // Fields is ignored.
-func (r *Request) Append(dst []byte, c Codec) []byte { panic("not yet") }
+func (r *Request) Append(dst []byte, c Codec) []byte {
+	keys := make([]string, 0, len(r.Fields)+1)
+	for k := range r.Fields {
+		if k != tokenField {
+			keys = append(keys, k)
+		}
+	}
+	if r.TokensState != TokensAbsent {
+		keys = append(keys, tokenField)
+	}
+	slices.Sort(keys)
+
+	dst = c.mapHead(dst, len(keys))
+	for i, k := range keys {
+		dst = c.key(dst, i, k)
+		if k == tokenField {
+			dst = r.appendTokens(dst, c)
+		} else {
+			dst = AppendValue(dst, c, r.Fields[k])
+		}
+	}
+	return c.mapEnd(dst)
+}
+
+func (r *Request) appendTokens(dst []byte, c Codec) []byte {
+	switch {
+	case r.TokensState == TokensNull:
+		return AppendValue(dst, c, nil)
+	case c == CodecMsgpack && r.Packed:
+		dst = appendMsgpackBinHead(dst, 4*len(r.TokenIDs))
+		for _, id := range r.TokenIDs {
+			dst = binary.LittleEndian.AppendUint32(dst, uint32(id))
+		}
+		return dst
+	default:
+		return AppendValue(dst, c, r.TokenIDs)
+	}
+}

@@ -21,11 +21,11 @@ type Object []Member
 
 // Bounds of a decoded tree.
 const (
-	// MaxDepth is how deep arrays and maps may be nested.
+	// MaxDepth is how deep lists and maps may be nested.
 	MaxDepth = 64
-	// MaxValues is how many values one body may hold, each element, key and
-	// member counted, the prompt's token ids left out. It bounds the memory of
-	// a decoded tree to some dozens of MiB whatever the size of the body.
+	// MaxValues is how many values one body may hold, every key, member and
+	// element counted, the prompt's token ids left out. It bounds the memory of
+	// a decoded tree whatever the size of the body.
 	MaxValues = 1 << 20
 )
 
@@ -42,17 +42,13 @@ func (e *DecodeError) Error() string {
 	return fmt.Sprintf("%s body: %s at byte %d", e.Codec, e.Reason, e.Offset)
 }
 
-// DecodeValue decodes one whole body. The error is a *DecodeError.
+// DecodeValue decodes one whole body. What the package comment says about
+// hostile input holds: nesting is at most MaxDepth, there are at most MaxValues
+// values, keys are strings and differ, text is UTF-8 and nothing follows the
+// value. The error is a *DecodeError.
 func DecodeValue(c Codec, b []byte) (any, error) {
-	panic("not yet")
-}
-
-// AppendValue appends v, which is built of the types of a decoded tree, of
-// Object, of other integer, float, string, slice and string-keyed map types, or
-// of KVCacheHit. Keys of maps are sorted. A float that JSON cannot express is
-// written as null there, and bytes as a list of numbers, which is what the
-// frontend's JSON library reads bytes from. Text that is not UTF-8 is repaired.
-// It panics for a type that has no encoding.
-func AppendValue(dst []byte, c Codec, v any) []byte {
-	panic("not yet")
+	if c == CodecMsgpack {
+		return decodeMsgpack(b)
+	}
+	return decodeJSON(b)
 }
