@@ -17,7 +17,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"dynworker/internal/testenv/heldport"
 )
+
+const loopback = "127.0.0.1"
 
 // startTimeout bounds how long a server may take until it serves. It only decides when a start is given up, so it is generous.
 const startTimeout = 60 * time.Second
@@ -36,7 +40,7 @@ type EtcdOptions struct {
 // Etcd is one etcd server, a cluster of its own.
 type Etcd struct {
 	opts EtcdOptions
-	port *heldPort
+	port *heldport.Port
 
 	mu      sync.Mutex
 	dir     string // data directory, kept over Stop and Start
@@ -49,7 +53,7 @@ type Etcd struct {
 // NewEtcd starts an etcd with an empty store on a free loopback port and returns when it serves.
 // The shortest lease that the server grants is one second; with the timing of a production etcd it would be two.
 func NewEtcd(opts EtcdOptions) (*Etcd, error) {
-	port, err := holdPort()
+	port, err := heldport.Hold()
 	if err != nil {
 		return nil, fmt.Errorf("start etcd: %w", err)
 	}
@@ -61,10 +65,10 @@ func NewEtcd(opts EtcdOptions) (*Etcd, error) {
 }
 
 // Endpoint is the URL for clients. It never changes.
-func (e *Etcd) Endpoint() string { return e.scheme() + "://" + e.port.hostPort() }
+func (e *Etcd) Endpoint() string { return e.scheme() + "://" + e.port.Address() }
 
 // Address is host and port of Endpoint.
-func (e *Etcd) Address() string { return e.port.hostPort() }
+func (e *Etcd) Address() string { return e.port.Address() }
 
 // Stop ends the server at once, as a kill would: running streams are cut and leases are not given back. The data stays.
 func (e *Etcd) Stop() {
@@ -109,7 +113,7 @@ func (e *Etcd) Close() error {
 	}
 	e.closed = true
 	e.stop()
-	e.port.release()
+	e.port.Release()
 	if err := os.RemoveAll(e.dir); err != nil {
 		e.closing = fmt.Errorf("remove etcd data: %w", err)
 	}
@@ -139,7 +143,7 @@ func (e *Etcd) start() error {
 	e.kill = make(chan struct{})
 	server, err := embed.StartEtcd(e.config())
 	if err != nil {
-		return fmt.Errorf("start etcd on %s: %w", e.port.hostPort(), err)
+		return fmt.Errorf("start etcd on %s: %w", e.port.Address(), err)
 	}
 	e.server = server
 	timeout := time.NewTimer(startTimeout)
@@ -148,14 +152,14 @@ func (e *Etcd) start() error {
 	case <-server.Server.ReadyNotify():
 	case err := <-server.Err():
 		e.stop()
-		return fmt.Errorf("start etcd on %s: %w", e.port.hostPort(), err)
+		return fmt.Errorf("start etcd on %s: %w", e.port.Address(), err)
 	case <-timeout.C:
 		e.stop()
-		return fmt.Errorf("start etcd on %s: not ready after %s", e.port.hostPort(), startTimeout)
+		return fmt.Errorf("start etcd on %s: not ready after %s", e.port.Address(), startTimeout)
 	}
 	if err := e.enableAuth(); err != nil {
 		e.stop()
-		return fmt.Errorf("start etcd on %s: %w", e.port.hostPort(), err)
+		return fmt.Errorf("start etcd on %s: %w", e.port.Address(), err)
 	}
 	return nil
 }
@@ -171,7 +175,7 @@ func (e *Etcd) stop() {
 }
 
 func (e *Etcd) config() *embed.Config {
-	client := url.URL{Scheme: e.scheme(), Host: e.port.hostPort()}
+	client := url.URL{Scheme: e.scheme(), Host: e.port.Address()}
 	// A cluster of one never talks to peers, but etcd insists on a listener for them.
 	peer := url.URL{Scheme: "http", Host: loopback + ":0"}
 	cfg := embed.NewConfig()

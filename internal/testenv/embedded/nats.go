@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"dynworker/internal/testenv/heldport"
 )
 
 // NATSOptions configures an embedded NATS server. The zero value has no authentication, no TLS and the server's own payload limit of 1 MiB.
@@ -22,7 +24,7 @@ type NATSOptions struct {
 // NATS is one NATS server without JetStream, clustering or monitoring.
 type NATS struct {
 	opts NATSOptions
-	port *heldPort
+	port *heldport.Port
 
 	mu     sync.Mutex
 	server *server.Server
@@ -31,7 +33,7 @@ type NATS struct {
 
 // NewNATS starts a NATS server on a free loopback port and returns when it accepts connections.
 func NewNATS(opts NATSOptions) (*NATS, error) {
-	port, err := holdPort()
+	port, err := heldport.Hold()
 	if err != nil {
 		return nil, fmt.Errorf("start nats: %w", err)
 	}
@@ -45,13 +47,13 @@ func NewNATS(opts NATSOptions) (*NATS, error) {
 // URL is the address for clients, without user and password. It never changes.
 func (n *NATS) URL() string {
 	if n.opts.TLS != nil {
-		return "tls://" + n.port.hostPort()
+		return "tls://" + n.port.Address()
 	}
-	return "nats://" + n.port.hostPort()
+	return "nats://" + n.port.Address()
 }
 
 // Address is host and port of URL.
-func (n *NATS) Address() string { return n.port.hostPort() }
+func (n *NATS) Address() string { return n.port.Address() }
 
 // Stop ends the server and cuts all its connections.
 func (n *NATS) Stop() {
@@ -72,21 +74,21 @@ func (n *NATS) Start() error {
 	}
 	s, err := server.NewServer(&server.Options{
 		ServerName: "embedded",
-		Host:       loopback, Port: n.port.port,
+		Host:       loopback, Port: n.port.Number(),
 		NoLog: true, NoSigs: true,
 		Username: n.opts.Username, Password: n.opts.Password, Authorization: n.opts.Token,
 		MaxPayload: n.opts.MaxPayload,
 		TLS:        n.opts.TLS != nil, TLSConfig: n.opts.TLS,
 	})
 	if err != nil {
-		return fmt.Errorf("start nats on %s: %w", n.port.hostPort(), err)
+		return fmt.Errorf("start nats on %s: %w", n.port.Address(), err)
 	}
 	// Start returns when the listener is there, or when it could not be had: then it has only been logged.
 	s.Start()
 	if !s.ReadyForConnections(startTimeout) {
 		s.Shutdown()
 		s.WaitForShutdown()
-		return fmt.Errorf("start nats on %s: does not accept connections", n.port.hostPort())
+		return fmt.Errorf("start nats on %s: does not accept connections", n.port.Address())
 	}
 	n.server = s
 	return nil
@@ -111,7 +113,7 @@ func (n *NATS) Close() error {
 	}
 	n.closed = true
 	n.stop()
-	n.port.release()
+	n.port.Release()
 	return nil
 }
 
