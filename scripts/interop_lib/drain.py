@@ -41,13 +41,13 @@ class Drain(Lane):
         return f"{total} texts equal, worker ended with 0 after {took:.1f} s, {len(moved)} requests moved", len(moved)
 
     def with_time(self):
-        leaves = self._worker(drain__timeout="30s")
+        leaves = self._worker(drain__budget="30s")
         seen, moved = self._terminated("drained with time", leaves)
         expect(moved == 0, f"{seen}, although there was time to finish them")
         return seen
 
     def without_time(self):
-        leaves = self._worker(drain__timeout="0s")
+        leaves = self._worker(drain__budget="0s")
         seen, moved = self._terminated("drained without time", leaves)
         expect(moved > 0, f"{seen}: some must have")
         return seen

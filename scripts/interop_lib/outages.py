@@ -135,6 +135,7 @@ class EtcdOutage(Outage):
         remark = streams.finish(self.reference, 60)
         time.sleep(2 * TTL)
         self.check_records(before)
+        self.served_again(5)
         self.same_process()
         return (f"records back byte-equal after {back:.1f} s, requests served {served:.1f} s later, "
                 f"records still there after {2 * TTL} s; {remark}")

@@ -41,7 +41,7 @@ class Serving(Lane):
         names = sorted(u.rsplit("/", 1)[1] for u in urls)
         wanted = sorted(p.name for p in self.shared.model.iterdir() if p.suffix != ".safetensors")
         expect(names == wanted, f"the card names the files {names}, the folder has {wanted}")
-        gets = self.first.file_gets()
+        gets = self.first.files.counts()
         expect(gets == {n: 1 for n in wanted}, f"one GET for each of {wanted} expected, seen {gets}")
         return f"{len(wanted)} files, each fetched once by a frontend that cannot read the folder"
 

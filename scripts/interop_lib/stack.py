@@ -71,5 +71,7 @@ class Stack:
         """Ends everything."""
         for part in [w.process for w in self.workers] + [f.process for f in self.frontends]:
             part.kill()
+        for worker in self.workers:
+            worker.files.close()
         self.nats.kill()
         self.etcd.kill()

@@ -1,15 +1,15 @@
 """The daemon under test, with its simulated engine."""
 
-import collections
 import json
-import re
 import signal
 import time
 
+from . import model as tiny
 from . import ports
 from .environment import clean
 from .http_client import Api
 from .procs import wait_for
+from .relay import Relay
 
 NAMESPACE = "interop"
 INSTANCES = f"v1/instances/{NAMESPACE}/backend/generate/"
@@ -39,6 +39,7 @@ class Worker:
         self._etcd = etcd
         port = ports.pick()
         self.status = Api(port, timeout=5)
+        self.files = Relay(port)
         values = {
             "namespace": NAMESPACE,
             "model.path": model,
@@ -46,8 +47,15 @@ class Worker:
             "etcd.endpoints": etcd.url,
             "nats.server": nats.url,
             "request_plane.kind": plane,
-            "status.port": port,
+            "system.host": "127.0.0.1",
+            "system.port": port,
+            "model.files_address": self.files.address,
             "engine.kind": "sim",
+            "engine.sim.vocab_size": tiny.PRINTABLE,
+            "engine.sim.first_token_id": len(tiny.SPECIAL),
+            "engine.sim.eos_token_id": tiny.EOS,
+            "engine.sim.eos_every": 500,
+            "engine.sim.max_seq_len": tiny.CONTEXT,
             "engine.sim.calls_log": self._log,
         }
         values.update(settings or {})
@@ -69,7 +77,9 @@ class Worker:
     def calls(self):
         """All requests that reached the engine, in order."""
         found = {}
-        for line in self._log.read_text().splitlines() if self._log.exists() else []:
+        text = self._log.read_text() if self._log.exists() else ""
+        # What follows the last line end is still being written.
+        for line in text.split("\n")[:-1]:
             entry = json.loads(line)
             kind, number = entry.get("event"), entry.get("id")
             if kind == "generate":
@@ -80,11 +90,6 @@ class Worker:
                 found[number].finish = entry.get("reason")
                 found[number].tokens = entry.get("tokens", 0)
         return list(found.values())
-
-    def file_gets(self):
-        """How often each model file was fetched from this worker: {name: count}."""
-        names = re.findall(r'"path":"[^"]*/v1/metadata/[^"]*/([^"/]+)"', self.process.log.read_text(errors="replace"))
-        return dict(collections.Counter(names))
 
     def terminate(self):
         """Sends SIGTERM and returns the time."""
