@@ -11,11 +11,11 @@ import (
 type Facts struct {
 	Architectures []string
 	ModelType     string
-	// EOS are the ids that end a text, in the order in which a frontend finds
+	// EOSTokenIDs are the ids that end a text, in the order in which a frontend finds
 	// them. Never empty.
-	EOS []uint32
-	// BOS is the id that begins a text; nil when the model names none.
-	BOS *uint32
+	EOSTokenIDs []uint32
+	// BOSTokenID is the id that begins a text; nil when the model names none.
+	BOSTokenID *uint32
 	// MaxPositions is the architecture's context length in tokens, nil when no
 	// file tells.
 	MaxPositions *uint32
@@ -108,18 +108,18 @@ func (m *Model) gather(specialTokensMap []byte) error {
 	m.facts.VocabSize = firstID(cfg.VocabSize, text.VocabSize)
 
 	find := tokenFinder{m: m, config: tok}
-	m.facts.EOS = firstIDs(gen.EOSTokenID, cfg.EOSTokenID, text.EOSTokenID)
+	m.facts.EOSTokenIDs = firstIDs(gen.EOSTokenID, cfg.EOSTokenID, text.EOSTokenID)
 	tokEOS, ok := find.id(tok.EOSToken)
-	if !ok && len(m.facts.EOS) == 0 {
+	if !ok && len(m.facts.EOSTokenIDs) == 0 {
 		tokEOS, ok = find.id(special.EOSToken)
 	}
-	if ok && !slices.Contains(m.facts.EOS, tokEOS) {
-		m.facts.EOS = append(m.facts.EOS, tokEOS)
+	if ok && !slices.Contains(m.facts.EOSTokenIDs, tokEOS) {
+		m.facts.EOSTokenIDs = append(m.facts.EOSTokenIDs, tokEOS)
 	}
-	if m.facts.BOS = firstID(gen.BOSTokenID, cfg.BOSTokenID, text.BOSTokenID); m.facts.BOS == nil {
+	if m.facts.BOSTokenID = firstID(gen.BOSTokenID, cfg.BOSTokenID, text.BOSTokenID); m.facts.BOSTokenID == nil {
 		for _, token := range []json.RawMessage{tok.BOSToken, special.BOSToken} {
 			if id, ok := find.id(token); ok {
-				m.facts.BOS = &id
+				m.facts.BOSTokenID = &id
 				break
 			}
 		}
@@ -127,7 +127,7 @@ func (m *Model) gather(specialTokensMap []byte) error {
 	if find.err != nil {
 		return find.err
 	}
-	if len(m.facts.EOS) == 0 {
+	if len(m.facts.EOSTokenIDs) == 0 {
 		return &Error{Kind: ErrNoEOS, Dir: m.dir, Problem: "none of " + nameGenerationConfig + ", " + nameConfig + ", " +
 			nameTokenizerConfig + " and " + nameSpecialTokensMap + " names a usable end-of-sequence token",
 			Consequence: "a frontend would fail to build the model and try again for ever"}

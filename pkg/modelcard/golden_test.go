@@ -144,7 +144,7 @@ func TestSumIgnoresPathsAndSizes(t *testing.T) {
 	local, err := m.Card(spec, nil)
 	require.NoError(t, err)
 	spec.TotalKVBlocks, spec.DataParallelSize = nil, 4
-	other, err := m.Card(spec, &Hosting{Advertised: "10.0.0.7:9090", Namespace: "n", Component: "c", Endpoint: "e"})
+	other, err := m.Card(spec, &Hosting{Address: "10.0.0.7:9090", Namespace: "n", Component: "c", Endpoint: "e"})
 	require.NoError(t, err)
 	a, err := Sum(&local)
 	require.NoError(t, err)

@@ -64,7 +64,7 @@ func FuzzConfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, config, tokenizer []byte) {
 		m := &Model{dir: "dir", config: &file{name: nameConfig, data: config}, tokenizerConfig: &file{name: nameTokenizerConfig, data: tokenizer}}
 		if err := m.gather(nil); err == nil {
-			require.NotEmpty(t, m.facts.EOS)
+			require.NotEmpty(t, m.facts.EOSTokenIDs)
 		} else {
 			require.ErrorAs(t, err, ptr(&Error{}))
 		}

@@ -38,10 +38,10 @@ const (
 
 // Options bound what [Load] reads.
 type Options struct {
-	// ChatTemplate is the path of a chat template to use in place of the
+	// CustomTemplate is the path of a chat template to use in place of the
 	// model's own; empty means the model's own. With the suffix .json it is
 	// read as a JSON file with the key "chat_template", otherwise as Jinja.
-	ChatTemplate string
+	CustomTemplate string
 	// LocalOnly says that the files will not be served, only named by path:
 	// their bytes are dropped after hashing and side files are not looked at
 	// (a frontend takes those from the folder by itself).
@@ -241,7 +241,7 @@ func (l *loader) tokenizerName() (string, error) {
 // operator's or the model's.
 func (l *loader) readTemplate() (err error) {
 	m := l.m
-	if l.o.ChatTemplate == "" {
+	if l.o.CustomTemplate == "" {
 		for _, name := range []string{nameTemplate, nameTemplateJSON} {
 			if m.template, err = l.slot(name); err != nil || m.template != nil {
 				return err
@@ -249,17 +249,17 @@ func (l *loader) readTemplate() (err error) {
 		}
 		return nil
 	}
-	path, err := filepath.Abs(l.o.ChatTemplate)
+	path, err := filepath.Abs(l.o.CustomTemplate)
 	if err == nil {
 		m.template, err = l.read(path, l.o.MaxFile)
 	}
 	if err != nil {
-		return l.readError(l.o.ChatTemplate, err)
+		return l.readError(l.o.CustomTemplate, err)
 	}
 	m.templateCustom = true
 	for _, f := range m.slots() {
 		if f != m.template && f.name == m.template.name {
-			return &Error{Kind: ErrDuplicateName, Dir: m.dir, File: l.o.ChatTemplate,
+			return &Error{Kind: ErrDuplicateName, Dir: m.dir, File: l.o.CustomTemplate,
 				Problem:     "the chat template has the name of another file of the model",
 				Consequence: "a frontend keeps them in one folder, where one would replace the other"}
 		}
@@ -391,7 +391,7 @@ func (m *Model) Dir() string { return m.dir }
 func (m *Model) Facts() Facts {
 	f := m.facts
 	f.Architectures = slices.Clone(f.Architectures)
-	f.EOS = slices.Clone(f.EOS)
+	f.EOSTokenIDs = slices.Clone(f.EOSTokenIDs)
 	return f
 }
 

@@ -16,8 +16,8 @@ func TestFacts(t *testing.T) {
 	require.Equal(t, Facts{
 		Architectures:   []string{"LlamaForCausalLM"},
 		ModelType:       "llama",
-		EOS:             []uint32{2},
-		BOS:             ptr(uint32(1)),
+		EOSTokenIDs:     []uint32{2},
+		BOSTokenID:      ptr(uint32(1)),
 		MaxPositions:    ptr(uint32(8192)),
 		VocabSize:       ptr(uint32(355)),
 		HasChatTemplate: true,
@@ -59,8 +59,8 @@ func TestSpecialTokens(t *testing.T) {
 				files[nameSpecialTokensMap] = c.special
 			}
 			f := load(t, modelDir(t, files, remove...), Options{}).Facts()
-			require.Equal(t, c.eos, f.EOS)
-			require.Equal(t, c.bos, f.BOS)
+			require.Equal(t, c.eos, f.EOSTokenIDs)
+			require.Equal(t, c.bos, f.BOSTokenID)
 		})
 	}
 }
@@ -231,7 +231,7 @@ func TestCustomTemplate(t *testing.T) {
 		return path
 	}
 
-	m := load(t, dir, Options{ChatTemplate: write("mine.jinja", "{{ mine }}")})
+	m := load(t, dir, Options{CustomTemplate: write("mine.jinja", "{{ mine }}")})
 	card, err := m.Card(Spec{Name: "m"}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "hf_chat_template", card.ChatTemplate.Kind)
@@ -240,22 +240,22 @@ func TestCustomTemplate(t *testing.T) {
 	require.Len(t, card.ExtraFiles, 1, "the model's own template is a side file now")
 
 	// A template of the same name replaces the model's own.
-	m = load(t, dir, Options{ChatTemplate: write(nameTemplate, "{{ mine }}")})
+	m = load(t, dir, Options{CustomTemplate: write(nameTemplate, "{{ mine }}")})
 	card, err = m.Card(Spec{Name: "m"}, nil)
 	require.NoError(t, err)
 	require.Empty(t, card.ExtraFiles)
 
-	m = load(t, dir, Options{ChatTemplate: write("mine.JSON", `{"chat_template":"x"}`)})
+	m = load(t, dir, Options{CustomTemplate: write("mine.JSON", `{"chat_template":"x"}`)})
 	card, err = m.Card(Spec{Name: "m"}, nil)
 	require.NoError(t, err)
 	require.Equal(t, "hf_chat_template_json", card.ChatTemplate.Kind)
 
-	_, err = Load(dir, Options{ChatTemplate: write(nameConfig, "{{ mine }}")})
+	_, err = Load(dir, Options{CustomTemplate: write(nameConfig, "{{ mine }}")})
 	require.ErrorIs(t, err, ErrDuplicateName)
-	_, err = Load(dir, Options{ChatTemplate: filepath.Join(elsewhere, "missing")})
+	_, err = Load(dir, Options{CustomTemplate: filepath.Join(elsewhere, "missing")})
 	require.ErrorIs(t, err, ErrBadFile)
 	require.ErrorIs(t, err, os.ErrNotExist)
-	_, err = Load(dir, Options{ChatTemplate: elsewhere})
+	_, err = Load(dir, Options{CustomTemplate: elsewhere})
 	require.ErrorContains(t, err, "no regular file")
 }
 
@@ -282,6 +282,6 @@ func TestEditsAfterLoading(t *testing.T) {
 func TestFactsAreCopies(t *testing.T) {
 	m := load(t, recordedModel, Options{})
 	f := m.Facts()
-	f.EOS[0], f.Architectures[0] = 99, "x"
-	require.Equal(t, []uint32{2}, m.Facts().EOS)
+	f.EOSTokenIDs[0], f.Architectures[0] = 99, "x"
+	require.Equal(t, []uint32{2}, m.Facts().EOSTokenIDs)
 }

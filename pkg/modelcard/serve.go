@@ -17,20 +17,20 @@ const (
 
 // Hosting is where the files of a model are served.
 type Hosting struct {
-	// Advertised is the "host:port" under which frontends reach the server.
-	Advertised string
+	// Address is the "host:port" under which frontends reach the server.
+	Address string
 	// Namespace, Component and Endpoint of the worker.
 	Namespace, Component, Endpoint string
 }
 
 // URL is the address of a file of the model with the given slug. Its last
 // segment becomes the file's name at the frontend.
-func (h *Hosting) URL(slug, name string) string {
-	return "http://" + h.Advertised + h.dir(slug, url.PathEscape) + url.PathEscape(name)
+func (h Hosting) URL(slug, name string) string {
+	return "http://" + h.Address + h.dir(slug, url.PathEscape) + url.PathEscape(name)
 }
 
 // dir is the path of a model's files, up to and with the last slash.
-func (h *Hosting) dir(slug string, escape func(string) string) string {
+func (h Hosting) dir(slug string, escape func(string) string) string {
 	segments := []string{h.Namespace, h.Component, h.Endpoint, slug, baseSuffix}
 	for i := range segments {
 		segments[i] = escape(segments[i])
@@ -41,7 +41,7 @@ func (h *Hosting) dir(slug string, escape func(string) string) string {
 // Handler serves the files of the card with the given slug, from memory:
 // GET and HEAD, and 404 for whatever the card does not name. onGet, which may
 // be nil, hears of every file that was asked for with GET.
-func (m *Model) Handler(h *Hosting, slug string, onGet func(name string)) http.Handler {
+func (m *Model) Handler(h Hosting, slug string, onGet func(name string)) http.Handler {
 	files := make(map[string]*file)
 	if !m.localOnly {
 		dir := h.dir(slug, func(s string) string { return s })

@@ -45,8 +45,8 @@ func TestServedFilesAreWhatTheCardSays(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handler.ServeHTTP(w, r) }))
 	defer srv.Close()
 	client := srv.Client()
-	h := &Hosting{Advertised: strings.TrimPrefix(srv.URL, "http://"), Namespace: "my ns", Component: "backend", Endpoint: "generate"}
-	card, err := m.Card(Spec{Name: "Org/Tiny"}, h)
+	h := Hosting{Address: strings.TrimPrefix(srv.URL, "http://"), Namespace: "my ns", Component: "backend", Endpoint: "generate"}
+	card, err := m.Card(Spec{Name: "Org/Tiny"}, &h)
 	require.NoError(t, err)
 	handler = m.Handler(h, card.Slug, func(name string) {
 		mu.Lock()
@@ -86,7 +86,7 @@ func TestServedFilesAreWhatTheCardSays(t *testing.T) {
 func TestHandlerRefusesTheRest(t *testing.T) {
 	dir := modelDir(t, map[string]string{"model.safetensors": "weights", ".secret": "s", "README.md": "r"})
 	m := load(t, dir, Options{})
-	h := &Hosting{Advertised: "x:1", Namespace: "ns", Component: "c", Endpoint: "e"}
+	h := Hosting{Address: "x:1", Namespace: "ns", Component: "c", Endpoint: "e"}
 	heard := 0
 	handler := m.Handler(h, "tiny", func(string) { heard++ })
 	do := func(method, path string) *httptest.ResponseRecorder {
@@ -122,6 +122,6 @@ func TestHandlerRefusesTheRest(t *testing.T) {
 }
 
 func TestURLOfIPv6Host(t *testing.T) {
-	h := &Hosting{Advertised: "[2001:db8::7]:9090", Namespace: "n", Component: "c", Endpoint: "e"}
+	h := Hosting{Address: "[2001:db8::7]:9090", Namespace: "n", Component: "c", Endpoint: "e"}
 	require.Equal(t, "http://[2001:db8::7]:9090/v1/metadata/n/c/e/s/_base/config.json", h.URL("s", nameConfig))
 }

@@ -159,7 +159,6 @@ func (s *Server) listen(ctx context.Context, host string, port int, log zerolog.
 			log.Error().Err(err).Str("address", l.Addr().String()).Msg(s.what + " ended")
 		}
 	}()
-	log.Info().Str("address", l.Addr().String()).Msg(s.what + " listens")
 	return s, nil
 }
 
