@@ -1,0 +1,179 @@
+// Package cli is the command line of the worker: serve, check, ask, version, and the hidden command that is the simulated engine.
+//
+// It is a package and not part of cmd/worker because cmd/demo is the same program with servers in it. It knows exit codes and prints for people; the work is done in internal/app.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"dynworker/internal/app"
+	"dynworker/internal/logging"
+	"dynworker/pkg/config"
+	"dynworker/pkg/engine/sim"
+)
+
+// Exit codes. docs/operations.md explains them to operators.
+const (
+	// ExitOK: served and drained, or did what was asked.
+	ExitOK = 0
+	// ExitFailure: could not start, or the engine died, or the question got no answer.
+	ExitFailure = 1
+	// ExitConfig: a setting, a file or a flag is wrong; the message names it.
+	ExitConfig = 2
+	// ExitForced: a second signal cut the drain short.
+	ExitForced = 3
+)
+
+// Version is the worker's version; a release build sets it with -ldflags "-X dynworker/internal/cli.Version=…".
+var Version = "dev"
+
+// Process is what a command may use of its process.
+type Process struct {
+	Args    []string // without the program's name
+	Environ []string
+	Stdout  io.Writer
+	Stderr  io.Writer
+	// Executable is the path of the running program.
+	Executable string
+	// OnServing is passed on to the worker, for programs that have one inside.
+	OnServing func(app.Serving)
+	// Exit ends the process at once; os.Exit in a real one.
+	Exit func(code int)
+}
+
+// OSProcess is the process as it is.
+func OSProcess() (*Process, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the running program: %w", err)
+	}
+	return &Process{Args: os.Args[1:], Environ: os.Environ(), Stdout: os.Stdout, Stderr: os.Stderr, Executable: exe, Exit: os.Exit}, nil
+}
+
+const usage = `worker: a Dynamo worker for TensorRT-LLM
+
+  worker serve [--config FILE] [--set key=value …]   serve (also without the word when only flags are given)
+  worker check [--config FILE] [--set key=value …]   load the configuration, print every setting and where it came from
+  worker ask   --tokens 1,2,3 [options]              send one request to a registered worker and print the answer
+  worker version                                     print the version
+
+`
+
+// Run runs one command and returns the process's exit code.
+func (p *Process) Run() int {
+	command, args := "serve", p.Args
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		command, args = args[0], args[1:]
+	} else if len(args) > 0 && (args[0] == "--help" || args[0] == "-h") {
+		command = "help"
+	}
+	switch command {
+	case "serve":
+		return p.serve(args)
+	case "check":
+		return p.check(args)
+	case "ask":
+		return p.ask(args)
+	case "version":
+		fmt.Fprintln(p.Stdout, Version)
+		return ExitOK
+	case "help":
+		fmt.Fprint(p.Stdout, usage, config.Usage())
+		return ExitOK
+	case app.EngineCommand:
+		return sim.Main()
+	}
+	fmt.Fprintf(p.Stderr, "worker: unknown command %q\n\n%s", command, usage)
+	return ExitConfig
+}
+
+// load reads the configuration of a worker, looks at the files that it names, and tells people what is wrong.
+func (p *Process) load(args []string) (*config.Config, *config.Report, int) {
+	cfg, report, err := config.Load(args, p.Environ, os.ReadFile)
+	if err == nil {
+		err = cfg.CheckFiles(nil)
+	}
+	return cfg, report, p.complain(err)
+}
+
+// loadClient reads the configuration for a command that serves nothing and therefore needs no model.
+func (p *Process) loadClient(args []string) (*config.Config, int) {
+	cfg, _, err := config.Load(append([]string{"--set", "model.path=."}, args...), p.Environ, os.ReadFile)
+	return cfg, p.complain(err)
+}
+
+// complain prints every problem on a line of its own and returns the exit code for them.
+func (p *Process) complain(err error) int {
+	var problems config.Errors
+	switch {
+	case err == nil:
+		return ExitOK
+	case errors.Is(err, config.ErrHelp):
+		fmt.Fprint(p.Stdout, usage, config.Usage())
+	case errors.As(err, &problems):
+		for _, problem := range problems {
+			fmt.Fprintln(p.Stderr, "worker: "+problem.Error())
+		}
+	default:
+		fmt.Fprintln(p.Stderr, "worker: "+err.Error())
+	}
+	return ExitConfig
+}
+
+func (p *Process) serve(args []string) int {
+	cfg, report, code := p.load(args)
+	if code != ExitOK {
+		return code
+	}
+	log, err := logging.New(logging.Options{Level: cfg.Log.Level, Format: logging.Format(cfg.Log.Format), Writer: p.Stderr})
+	if err != nil {
+		fmt.Fprintln(p.Stderr, "worker: "+err.Error())
+		return ExitConfig
+	}
+	for _, warning := range report.Warnings {
+		log.Warn().Msg(warning.String())
+	}
+	ctx, stop := p.signals()
+	defer stop()
+	log.Info().Str("version", Version).Int("pid", os.Getpid()).Str("handler", cfg.Handler).Str("engine", cfg.Engine.Kind).Str("request_plane", cfg.RequestPlane.Kind).Str("namespace", cfg.ServingNamespace()).Msg("worker starts")
+	err = app.Run(ctx, cfg, app.Options{Version: Version, Logger: log, Executable: p.Executable, Environ: p.Environ, OnServing: p.OnServing})
+	if err != nil {
+		log.Error().Err(err).Msg("worker ends")
+		return ExitFailure
+	}
+	log.Info().Msg("worker ends")
+	return ExitOK
+}
+
+// signals gives a context that ends with the first SIGTERM or SIGINT. The second one ends the process.
+func (p *Process) signals() (context.Context, func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	got := make(chan os.Signal, 2)
+	signal.Notify(got, syscall.SIGTERM, syscall.SIGINT)
+	done := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-got:
+			case <-done:
+				return
+			}
+			if ctx.Err() != nil {
+				p.Exit(ExitForced)
+			}
+			cancel()
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(got)
+		close(done)
+		cancel()
+	}
+}
