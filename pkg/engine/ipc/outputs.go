@@ -164,6 +164,9 @@ func (r *Records) Next(rec *Record) (bool, error) {
 			return false, r.malformed("record claims more meta than it has bytes")
 		}
 		n := 4 + int(binary.LittleEndian.Uint32(b))
+		if n == 4 {
+			return false, r.malformed("record has an empty meta")
+		}
 		rec.meta, b = b[4:n], b[n:]
 	}
 	r.rest = b
@@ -247,13 +250,22 @@ func (rec *Record) AppendLogProbs(dst []TokenLogProb) []TokenLogProb {
 // HasMeta reports whether a meta object came with the record.
 func (rec *Record) HasMeta() bool { return rec.meta != nil }
 
+// AppendMeta appends the JSON of the record's meta object to dst, nothing
+// without one.
+func (rec *Record) AppendMeta(dst []byte) []byte { return append(dst, rec.meta...) }
+
 // Meta decodes the record's meta object; nil without one. The result owns its
 // memory.
 func (rec *Record) Meta() (*Meta, error) {
 	if rec.meta == nil {
 		return nil, nil
 	}
-	m, err := parseObject[Meta](KindOutputs, rec.meta)
+	return ParseMeta(rec.meta)
+}
+
+// ParseMeta decodes the JSON of a meta object. The result owns its memory.
+func ParseMeta(raw []byte) (*Meta, error) {
+	m, err := parseObject[Meta](KindOutputs, raw)
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ func sampleOutputs() []Output {
 		}},
 		{ID: 9, Tokens: []uint32{1}, LogProbs: []TokenLogProb{{LogProb: -1}}},
 		{ID: 8, Last: true, Meta: &Meta{
-			FinishReason: "stop", StopReason: int64(1)<<62 + 1, CachedTokens: ptr(int64(64)), Rank: ptr(3),
+			FinishReason: "stop", StopReason: int64(1)<<62 + 1, CachedTokens: ptr(int64(64)), CompletionTokens: ptr(int64(9)), Rank: ptr(3),
 			PromptLogProbs: json.RawMessage(`[null,{"6":{"logprob":-0.5,"rank":1}}]`),
 			Disaggregated:  json.RawMessage(`{"first_gen_tokens":[1]}`), Perf: json.RawMessage(`{"a":1}`),
 			EngineRequestID: ptr(uint64(math.MaxUint64)),
@@ -80,6 +80,7 @@ func TestParseRecordsRefuses(t *testing.T) {
 		"log probability cut short":    append(head(4, 1), 1, 0, 0, 0, 5, 0, 0, 0),
 		"alternatives beyond the end":  append(append(head(4, 1), 1, 0, 0, 0, 5, 0), 0, 0, 0, 0, 0, 0, 0, 0, 255, 255),
 		"meta without length":          head(1, 0),
+		"meta that is empty":           append(head(1, 0), 0, 0, 0, 0),
 		"meta beyond the end":          append(head(1, 0), 3, 0, 0, 0, '{', '}'),
 		"meta with an enormous length": append(head(1, 0), 255, 255, 255, 255, '{', '}'),
 	} {
