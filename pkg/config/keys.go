@@ -1,0 +1,265 @@
+package config
+
+import (
+	"reflect"
+	"strings"
+	"time"
+)
+
+// kind is how the value of a key is written and checked.
+type kind uint8
+
+const (
+	kindString kind = iota
+	kindBool
+	kindInt
+	kindDuration
+	kindList
+	kindMap
+)
+
+// key is one setting.
+type key struct {
+	name string
+	// doc is one line for people; it becomes the comment in worker.yaml.
+	doc string
+	// choices are the only values of a string, when not nil.
+	choices []string
+	// refused maps further values to the reason why they are not to be had.
+	refused map[string]string
+	// check is a rule that needs no other key. Its error is the reason alone.
+	check func(v any) error
+	// path marks the name of a file or folder, which resolves against the
+	// folder of the configuration file.
+	path bool
+	// show renders a value that may hold something secret; nil shows all.
+	show func(v any) any
+	// secret marks values that are never shown.
+	secret bool
+
+	kind  kind
+	index []int // of the field in Config
+	def   any
+}
+
+// keys is the table of everything that can be set, in the order of reports and
+// of worker.yaml. Kind and default come from Config and Default, see init.
+var keys = []*key{
+	{name: "namespace", doc: "Dynamo namespace in which the worker registers.", check: nonEmptyName},
+	{name: "namespace_suffix", doc: "Appended to the namespace after a hyphen, to tell sets of workers apart during a rolling update.", check: name},
+	{name: "component", doc: "Component in the namespace; the frontend expects backend for workers that answer.", check: nonEmptyLabel},
+	{name: "endpoint", doc: "Endpoint of the component; dyn://namespace.component.endpoint sets all three and drops the suffix.", check: nonEmptyLabel},
+	{name: "handler", doc: "unified reads the engine's affinity policy before it registers, legacy with its first request as Dynamo 1.6.1 does.", choices: []string{HandlerUnified, HandlerLegacy}},
+
+	{name: "model.path", doc: "Folder with config.json and the tokenizer. Required; nothing is ever downloaded.", path: true},
+	{name: "model.name", doc: "Name under which callers find the model; empty uses the path.", check: oneWord},
+	{name: "model.aliases", doc: "Further names for the same model.", check: words},
+	{name: "model.endpoint_types", doc: "APIs of the frontend that serve the model: chat, completions, or none alone.", check: endpointTypes},
+	{name: "model.kv_block_size", doc: "Tokens in a KV block, for the card, when the engine does not report it.", check: atLeast(1)},
+	{name: "model.context_length", doc: "Context length for the card; 0 takes the engine's, or else the model's.", check: atLeast(0)},
+	{name: "model.files", doc: "How the frontend gets the tokenizer files: http from this worker, or local from a disk that both can read.", choices: []string{FilesHTTP, FilesLocal}},
+	{name: "model.files_address", doc: "Address in the files' URLs, host or host:port; empty finds the address that faces etcd.", check: hostMaybePort},
+	{name: "model.files_listen", doc: "Where the files are served while the system server is off; port 0 takes a free one.", check: hostPort},
+	{name: "model.reasoning_parser", doc: "Reasoning parser that the frontend applies; empty is none."},
+	{name: "model.tool_call_parser", doc: "Tool call parser that the frontend applies; empty is none."},
+	{name: "model.custom_jinja_template", doc: "Chat template file that replaces the model's own.", path: true},
+	{name: "model.stable_routing_id", doc: "Identity for routing that outlives restarts; empty is none."},
+
+	{name: "engine.kind", doc: "trtllm runs TensorRT-LLM, sim the simulated engine.", choices: []string{EngineTRTLLM, EngineSim}},
+	{name: "engine.command", doc: "Program and arguments of the engine process; empty is the built-in one of this kind.", check: command, show: showArgs},
+	{name: "engine.env", doc: "Variables for the engine process, as KEY=VALUE, on top of the worker's own.", check: environment, show: showEnv},
+	{name: "engine.start_timeout", doc: "Longest time from start to readiness; 0s leaves it to start_inactivity."},
+	{name: "engine.start_inactivity", doc: "Longest silence of an engine that loads, before it counts as stuck.", check: positive},
+	{name: "engine.stop_timeout", doc: "Time for the engine to shut down by itself before it is killed.", check: positive},
+	{name: "engine.args", doc: "Arguments for the engine, passed on exactly as written.", show: showTree},
+
+	{name: "engine.sim.vocab_size", doc: "Simulated vocabulary; must fit the tokenizer.", check: between(2, 1<<24)},
+	{name: "engine.sim.first_token_id", doc: "Lowest token id that is made up, above the tokenizer's special ones.", check: atLeast(0)},
+	{name: "engine.sim.eos_token_id", doc: "Token that ends a text.", check: atLeast(0)},
+	{name: "engine.sim.eos_every", doc: "About one token in this many is the end token; 0 never ends by itself.", check: atLeast(0)},
+	{name: "engine.sim.max_seq_len", doc: "Longest sequence, prompt included.", check: atLeast(2)},
+	{name: "engine.sim.max_batch_size", doc: "Requests that run at once; more wait.", check: atLeast(1)},
+	{name: "engine.sim.max_num_tokens", doc: "Tokens in one engine step, all requests together.", check: atLeast(1)},
+	{name: "engine.sim.block_size", doc: "Tokens in a KV block.", check: atLeast(1)},
+	{name: "engine.sim.total_blocks", doc: "KV blocks of the cache.", check: atLeast(1)},
+	{name: "engine.sim.attention_dp_size", doc: "Attention-DP ranks; 1 is without attention DP.", check: between(1, 4096)},
+	{name: "engine.sim.conversation_affinity", doc: "What the simulated engine configuration says about conversation affinity."},
+	{name: "engine.sim.token_delay", doc: "Time of one engine step."},
+	{name: "engine.sim.first_token_delay", doc: "Time before the first token of a request."},
+	{name: "engine.sim.load_time", doc: "Time that loading takes."},
+	{name: "engine.sim.build", doc: "TensorRT-LLM build whose abilities are simulated.", check: notBlank},
+	{name: "engine.sim.calls_log", doc: "File that gets one JSON line for each call; empty is none.", path: true},
+
+	{name: "affinity.override", doc: "Asks for conversation affinity. It cannot turn an engine's policy off, and may not contradict it, see on_disagreement."},
+	{name: "affinity.rank_source", doc: "Who picks the rank of a conversation's first turn: the engine's router, or dynamo's.", choices: []string{RankFromEngine, RankFromDynamo}},
+	{name: "affinity.on_disagreement", doc: "An override that the engine contradicts: fail ends the start, warn goes on as Dynamo 1.6.1 does.", choices: []string{Fail, Warn}},
+	{name: "affinity.out_of_range", doc: "A requested rank that the engine does not have: warn lets the engine choose, reject answers with an error.", choices: []string{Warn, Reject}},
+	{name: "affinity.log_conversation_ids", doc: "Writes conversation ids to the log as they are, instead of a hash."},
+
+	{name: "admission.max_requests", doc: "Requests served at once; 0 is no limit.", check: atLeast(0)},
+	{name: "admission.queue", doc: "Requests that may wait beyond max_requests before the frontend is told to go elsewhere.", check: atLeast(0)},
+
+	{name: "drain.grace", doc: "Longest time in which late requests are still taken, after the records are withdrawn."},
+	{name: "drain.budget", doc: "Longest time from the signal until what still runs is cut short (and continued elsewhere)."},
+
+	{name: "discovery.backend", doc: "Where records are kept; only etcd.", choices: []string{"etcd"}, refused: map[string]string{
+		"kubernetes": "discovery through the Kubernetes API is not supported, only etcd is",
+		"file":       "discovery through files is not supported, only etcd is",
+		"mem":        "discovery in memory is not supported, only etcd is",
+	}},
+
+	{name: "etcd.endpoints", doc: "Addresses of etcd.", check: etcdEndpoints, show: showAddresses},
+	{name: "etcd.lease_ttl", doc: "Time after which the records of a dead worker vanish; whole seconds.", check: wholeSeconds},
+	{name: "etcd.startup_timeout", doc: "How long the start waits for etcd.", check: positive},
+	{name: "etcd.keepalive_interval", doc: "Interval of gRPC pings; 0s is off."},
+	{name: "etcd.keepalive_timeout", doc: "Time without an answer to a ping after which the connection is given up.", check: positive},
+	{name: "etcd.username", doc: "User name; empty is without."},
+	{name: "etcd.password", doc: "Password of the user.", secret: true},
+	{name: "etcd.ca", doc: "CA that signed etcd's certificate, as a file or as PEM text.", path: true, check: pemOrFile},
+	{name: "etcd.client_cert", doc: "Certificate to show to etcd, as a file or as PEM text.", path: true, check: pemOrFile},
+	{name: "etcd.client_key", doc: "Key of that certificate, as a file or as PEM text.", path: true, check: pemOrFile, secret: true},
+
+	{name: "request_plane.kind", doc: "How requests arrive: tcp (the frontend's default) or nats.", choices: []string{PlaneTCP, PlaneNATS}},
+	{name: "request_plane.codec", doc: "Codec of request bodies that the worker advertises.", choices: []string{CodecMsgpack, CodecJSON}},
+	{name: "request_plane.tcp.host", doc: "Address to listen on and to advertise; empty finds one. Names are not resolved by the frontend.", check: maybeIP},
+	{name: "request_plane.tcp.port", doc: "Port to listen on; 0 takes a free one.", check: between(0, 65535)},
+	{name: "request_plane.tcp.max_message_size", doc: "Largest request in bytes.", check: between(4096, 1<<31-1)},
+	{name: "request_plane.tcp.tls.cert_file", doc: "Certificate of the listener; turns TLS on.", path: true},
+	{name: "request_plane.tcp.tls.key_file", doc: "Key of that certificate.", path: true},
+	{name: "request_plane.tcp.tls.client_ca_file", doc: "CA of frontends; they must then show a certificate.", path: true},
+	{name: "request_plane.tcp.tls.handshake_timeout", doc: "Time for a TLS handshake.", check: positive},
+
+	{name: "response_plane.kind", doc: "How answers go back; only tcp.", choices: []string{PlaneTCP}, refused: map[string]string{
+		"quic": "the QUIC response plane is not supported, only tcp is",
+	}},
+	{name: "response_plane.dial_timeout", doc: "Time to reach a request's frontend, retries included.", check: positive},
+	{name: "response_plane.write_timeout", doc: "Time without progress of a write after which the frontend counts as gone.", check: positive},
+	{name: "response_plane.merge_tokens", doc: "Sends tokens that are ready together in one frame; false sends a frame for each engine step."},
+	{name: "response_plane.tls.ca_file", doc: "CA of frontends; turns TLS on.", path: true},
+	{name: "response_plane.tls.insecure", doc: "TLS without verifying the frontend, for trials."},
+	{name: "response_plane.tls.server_name", doc: "Name that the frontend's certificate must carry; turns TLS on.", check: oneWord},
+	{name: "response_plane.tls.cert_file", doc: "Certificate to show to the frontend; turns TLS on.", path: true},
+	{name: "response_plane.tls.key_file", doc: "Key of that certificate.", path: true},
+	{name: "response_plane.tls.handshake_timeout", doc: "Time for a TLS handshake.", check: positive},
+
+	{name: "event_plane.kind", doc: "How KV events are published, nats or zmq. Nothing is published yet.", choices: []string{PlaneNATS, PlaneZMQ}},
+
+	{name: "nats.server", doc: "Address of NATS, nats:// or tls://; several with commas.", check: natsServer, show: showAddress},
+	{name: "nats.username", doc: "User name. With no authentication set at all, user/user is used, as Dynamo does."},
+	{name: "nats.password", doc: "Password of the user.", secret: true},
+	{name: "nats.token", doc: "Token, used when there is no user name.", secret: true},
+	{name: "nats.nkey", doc: "NKey seed, used when there is no user name and no token.", secret: true},
+	{name: "nats.credentials_file", doc: "Credentials file, used when there is nothing of the above.", path: true},
+	{name: "nats.startup_timeout", doc: "How long the start waits for NATS.", check: positive},
+	{name: "nats.tls.ca_file", doc: "CA that signed the server's certificate.", path: true},
+	{name: "nats.tls.cert_file", doc: "Certificate to show to the server.", path: true},
+	{name: "nats.tls.key_file", doc: "Key of that certificate.", path: true},
+	{name: "nats.tls.insecure", doc: "TLS without verifying the server, for trials."},
+
+	{name: "system.host", doc: "Address of the HTTP server for probes, metrics and model files.", check: notBlank},
+	{name: "system.port", doc: "Its port; 0 takes a free one, -1 turns the server off.", check: between(-1, 65535)},
+	{name: "system.health_path", doc: "Path of readiness.", check: httpPath},
+	{name: "system.live_path", doc: "Path of liveness.", check: httpPath},
+	{name: "system.starting_health_status", doc: "What readiness says before the endpoint is served.", choices: []string{StatusReady, StatusNotReady}},
+
+	{name: "health_check.enabled", doc: "Sends a small request through the worker when it has been idle, and turns unready when that fails."},
+	{name: "health_check.wait", doc: "Idle time before such a request.", check: positive},
+	{name: "health_check.timeout", doc: "Time for its answer.", check: positive},
+	{name: "health_check.payload", doc: "Its body: a JSON object, or @file; empty is the built-in one.", path: true, check: payload},
+
+	{name: "log.level", doc: "Least important level that is logged.", choices: []string{"trace", "debug", "info", "warn", "error", "off"}},
+	{name: "log.format", doc: "json for machines, console for people.", choices: []string{"json", "console"}},
+}
+
+// argsKey is the one key with a value of any shape.
+const argsKey = "engine.args"
+
+// Keys with a meaning of their own, see loader.finish.
+const (
+	payloadKey  = "health_check.payload"
+	templateKey = "model.custom_jinja_template"
+)
+
+// endpointKey may set its neighbours as well, see fullEndpoint.
+const endpointKey = "endpoint"
+
+var (
+	byName   = map[string]*key{}
+	sections = map[string]bool{}
+)
+
+// The table says nothing about types and defaults, so that neither can differ
+// from Config and Default. A name without a field, or a field without a name,
+// is a mistake in this package that a test finds; here it would end the
+// process before main.
+func init() {
+	fields := map[string]reflect.StructField{}
+	collect(reflect.TypeFor[Config](), "", nil, fields)
+	def := reflect.ValueOf(Default()).Elem()
+	for _, k := range keys {
+		f := fields[k.name]
+		k.index = f.Index
+		k.def = plainValue(def.FieldByIndex(f.Index))
+		switch k.def.(type) {
+		case bool:
+			k.kind = kindBool
+		case int:
+			k.kind = kindInt
+		case time.Duration:
+			k.kind = kindDuration
+		case []string:
+			k.kind = kindList
+		case map[string]any:
+			k.kind = kindMap
+		}
+		byName[k.name] = k
+		for i, c := range k.name {
+			if c == '.' {
+				sections[k.name[:i]] = true
+			}
+		}
+	}
+}
+
+// collect finds the dotted names of all settable fields below t.
+func collect(t reflect.Type, prefix string, index []int, out map[string]reflect.StructField) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		tag := f.Tag.Get("mapstructure")
+		if tag == "-" && f.Type.Kind() == reflect.Map {
+			tag = strings.ToLower(f.Name) // decoded by this package instead of viper
+		}
+		if tag == "" || tag == "-" {
+			continue
+		}
+		f.Index = append(index[:len(index):len(index)], i)
+		if f.Type.Kind() == reflect.Struct {
+			collect(f.Type, prefix+tag+".", f.Index, out)
+			continue
+		}
+		out[prefix+tag] = f
+	}
+}
+
+// plainValue reads a field as one of string, bool, int, time.Duration,
+// []string and map[string]any.
+func plainValue(v reflect.Value) any {
+	if v.Kind() == reflect.String {
+		return v.String() // a Secret, too
+	}
+	return v.Interface()
+}
+
+// value reads the key's value in c.
+func (k *key) value(c *Config) any {
+	return plainValue(reflect.ValueOf(c).Elem().FieldByIndex(k.index))
+}
+
+// Keys are the names of all settings, in the order of reports.
+func Keys() []string {
+	out := make([]string, len(keys))
+	for i, k := range keys {
+		out[i] = k.name
+	}
+	return out
+}
