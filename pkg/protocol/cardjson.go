@@ -7,7 +7,7 @@ import (
 
 // MarshalJSON writes {kind: file}.
 func (t TaggedFile) MarshalJSON() ([]byte, error) {
-	return json.Marshal(map[string]File{t.Kind: t.File})
+	return recordJSON(map[string]File{t.Kind: t.File}), nil
 }
 
 // UnmarshalJSON reads {kind: file}.
@@ -28,7 +28,7 @@ type templateJSON struct {
 
 // MarshalJSON writes {kind: {"is_custom": …, "file": …}}.
 func (t ChatTemplate) MarshalJSON() ([]byte, error) {
-	return json.Marshal(map[string]templateJSON{t.Kind: {Custom: t.Custom, File: t.File}})
+	return recordJSON(map[string]templateJSON{t.Kind: {Custom: t.Custom, File: t.File}}), nil
 }
 
 // UnmarshalJSON reads what MarshalJSON writes, and the older name of the same
