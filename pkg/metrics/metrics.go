@@ -1,0 +1,221 @@
+// Package metrics holds every metric of the worker: its name, its labels and
+// what it means, in one place. Families that Dynamo 1.6.1's workers have keep
+// their names, labels and buckets (recorded), so that dashboards keep working;
+// the families that only this worker has begin with "dynworker_". docs/metrics.md
+// lists them all and is tested against this package.
+//
+// Callers count through typed methods and never see a label. What is called on
+// the token path is resolved once and costs an atomic addition or two. Gauges
+// of things in progress are only reached through a [Request], whose End puts
+// everything back whatever happened in between, so that no early return can
+// leave a gauge behind.
+//
+// Everything works from the first moment, before the worker has an instance id;
+// the label worker_id appears with [Worker.SetInstance]. All methods may be
+// called from many goroutines.
+package metrics
+
+import (
+	"net/http"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Options are what a [Worker]'s metrics are made of.
+type Options struct {
+	// Version of the worker, for dynworker_build_info.
+	Version string
+	// Namespace, Component and Endpoint under which the worker serves, and the
+	// name of the Model that it serves.
+	Namespace, Component, Endpoint, Model string
+	// AffinityReasons are the values that AffinityDecided is called with; those
+	// given here exist from the start, at zero.
+	AffinityReasons []string
+	// Now replaces the clock in tests; nil means time.Now.
+	Now func() time.Time
+}
+
+// Worker is the set of metrics of one worker.
+type Worker struct {
+	gatherer *gatherer
+	endpoint *Endpoint
+
+	engineUp                  prometheus.Gauge
+	engineStarts              prometheus.Counter
+	engineExits               *prometheus.CounterVec
+	engineOverran             prometheus.Counter
+	promptTokens              prometheus.Counter
+	cachedTokens              prometheus.Counter
+	generatedTokens           prometheus.Counter
+	affinityDecisions         *prometheus.CounterVec
+	affinityDisagreement      prometheus.Gauge
+	ingressEvents             *prometheus.CounterVec
+	modelFiles                *prometheus.CounterVec
+	ready                     prometheus.Gauge
+	totalBlocks, usedFraction *prometheus.GaugeVec
+	loadTime                  *prometheus.GaugeVec
+	model, component          string
+
+	registered, leaseLosses, reregistrations atomic.Uint64
+	natsHealthy, natsReconnects              atomic.Uint64
+}
+
+// New makes the metrics of a worker; its uptime starts now.
+func New(o Options) *Worker {
+	b := newBuilder()
+	w := newWorker(b, o)
+	b.plain.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return w
+}
+
+// newWorker makes every family with b.
+func newWorker(b *builder, o Options) *Worker {
+	now := o.Now
+	if now == nil {
+		now = time.Now
+	}
+	w := &Worker{model: o.Model, component: o.Component}
+	w.endpoint = newEndpoint(b, o, now)
+
+	started := now()
+	b.uptime(func() float64 { return now().Sub(started).Seconds() })
+	w.loadTime = b.gaugeVec(famLoadTime)
+	w.totalBlocks = b.gaugeVec(famTotalBlocks)
+	w.usedFraction = b.gaugeVec(famCacheUsage)
+
+	b.gaugeVec(famBuildInfo).WithLabelValues(o.Version, runtime.Version()).Set(1)
+	w.ready = b.gauge(famReady)
+	w.engineUp = b.gauge(famEngineUp)
+	w.engineStarts = b.counter(famEngineStarts)
+	w.engineExits = b.counterVec(famEngineExits)
+	w.engineOverran = b.counter(famEngineOverran)
+	w.promptTokens = b.counter(famPromptTokens)
+	w.cachedTokens = b.counter(famCachedTokens)
+	w.generatedTokens = b.counter(famTokens)
+	w.affinityDecisions = b.counterVec(famAffinityDecisions)
+	for _, r := range o.AffinityReasons {
+		w.affinityDecisions.WithLabelValues(r)
+	}
+	w.affinityDisagreement = b.gauge(famAffinityDisagreement)
+	w.ingressEvents = b.counterVec(famIngressEvents)
+	w.modelFiles = b.counterVec(famModelFiles)
+	b.gaugeFunc(famRegistered, load(&w.registered))
+	b.counterFunc(famLeaseLosses, load(&w.leaseLosses))
+	b.counterFunc(famReregistrations, load(&w.reregistrations))
+	b.gaugeFunc(famNATSHealthy, load(&w.natsHealthy))
+	b.counterFunc(famNATSReconnects, load(&w.natsReconnects))
+
+	w.gatherer = newGatherer(b, o.Namespace, o.Component)
+	return w
+}
+
+func load(n *atomic.Uint64) func() float64 {
+	return func() float64 { return float64(n.Load()) }
+}
+
+func boolToUint(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Handler answers with all metrics in Prometheus text format.
+func (w *Worker) Handler() http.Handler {
+	return promhttp.HandlerFor(w.gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError})
+}
+
+// Endpoint gives the metrics of the endpoint that the worker serves.
+func (w *Worker) Endpoint() *Endpoint { return w.endpoint }
+
+// SetInstance gives the component families their label worker_id, which is the
+// instance id in hexadecimal.
+func (w *Worker) SetInstance(id uint64) { w.gatherer.setWorker(strconv.FormatUint(id, 16)) }
+
+// SetReady says whether the worker is ready, as /health tells it.
+func (w *Worker) SetReady(ready bool) { w.ready.Set(float64(boolToUint(ready))) }
+
+// Loaded says how long it took until the model could be used.
+func (w *Worker) Loaded(took time.Duration) {
+	w.loadTime.WithLabelValues(w.component, w.model).Set(took.Seconds())
+}
+
+// EngineStarted counts an engine that became ready.
+func (w *Worker) EngineStarted() {
+	w.engineStarts.Inc()
+	w.engineUp.Set(1)
+}
+
+// EngineExited counts an engine that ended or never became ready; cause is one
+// word out of a small set.
+func (w *Worker) EngineExited(cause string) {
+	w.engineExits.WithLabelValues(cause).Inc()
+	w.engineUp.Set(0)
+}
+
+// EngineOverran counts a request for which the engine sent more tokens than it
+// was asked for.
+func (w *Worker) EngineOverran() { w.engineOverran.Inc() }
+
+// SetKVCapacity says how many KV blocks each of the ranks has.
+func (w *Worker) SetKVCapacity(ranks int, blocks uint64) {
+	for rank := range ranks {
+		w.totalBlocks.WithLabelValues(w.component, strconv.Itoa(rank), w.model).Set(float64(blocks))
+	}
+}
+
+// SetKVUsage says what part of a rank's KV blocks is in use, from 0 to 1.
+func (w *Worker) SetKVUsage(rank int, fraction float64) {
+	w.usedFraction.WithLabelValues(w.component, strconv.Itoa(rank), w.model).Set(fraction)
+}
+
+// PromptTokens counts a prompt and how much of it the engine had in its cache.
+func (w *Worker) PromptTokens(prompt, cached int) {
+	w.promptTokens.Add(float64(max(prompt, 0)))
+	w.cachedTokens.Add(float64(max(cached, 0)))
+}
+
+// GeneratedTokens counts tokens on their way to the caller.
+func (w *Worker) GeneratedTokens(n int) {
+	if n > 0 {
+		w.generatedTokens.Add(float64(n))
+	}
+}
+
+// AffinityDecided counts why a request was placed as it was.
+func (w *Worker) AffinityDecided(reason string) { w.affinityDecisions.WithLabelValues(reason).Inc() }
+
+// AffinityDisagreement notes that the worker serves although the operator's
+// conversation-affinity switch and the engine's configuration disagree.
+func (w *Worker) AffinityDisagreement() { w.affinityDisagreement.Set(1) }
+
+// IngressEvent counts something that befell a request plane outside of any
+// admitted request. Plane and event are words out of small sets.
+func (w *Worker) IngressEvent(plane, event string, count int) {
+	w.ingressEvents.WithLabelValues(plane, event).Add(float64(max(count, 0)))
+}
+
+// ModelFileServed counts a model file that a frontend fetched. The name is one
+// out of the model card's.
+func (w *Worker) ModelFileServed(name string) { w.modelFiles.WithLabelValues(name).Inc() }
+
+// DiscoveryState takes over what the etcd session says of itself; the counts
+// are totals.
+func (w *Worker) DiscoveryState(registered bool, leaseLosses, reregistrations uint64) {
+	w.registered.Store(boolToUint(registered))
+	w.leaseLosses.Store(leaseLosses)
+	w.reregistrations.Store(reregistrations)
+}
+
+// NATSState takes over what the NATS connection says of itself; reconnects is
+// a total.
+func (w *Worker) NATSState(healthy bool, reconnects uint64) {
+	w.natsHealthy.Store(boolToUint(healthy))
+	w.natsReconnects.Store(reconnects)
+}
