@@ -58,6 +58,12 @@ func (b *builder) gaugeFunc(f Family, value func() float64) {
 	b.add(f, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: f.Name, Help: f.Help}, value))
 }
 
+func (b *builder) tokenHistogram(f Family) *tokenHistogram {
+	h := &tokenHistogram{desc: prometheus.NewDesc(f.Name, f.Help, nil, nil)}
+	b.add(f, h)
+	return h
+}
+
 // uptime is the one family that has the worker's id and nothing else.
 func (b *builder) uptime(value func() float64) {
 	b.instance.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: famUptime.Name, Help: famUptime.Help}, value))

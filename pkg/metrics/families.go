@@ -122,8 +122,7 @@ var (
 	famFrames = plain("dynworker_frames_total", typeCounter,
 		"Chunks of answers that were passed on.", nil)
 	famTokensPerFrame = plain("dynworker_tokens_per_frame", typeHistogram,
-		"Tokens in a chunk that has any; more than 1 when several were ready at once.",
-		[]float64{1, 2, 4, 8, 16, 32, 64, 128})
+		"Tokens in a chunk that has any; more than 1 when several were ready at once.", tokenBounds[:])
 	famFirstToken = plain("dynworker_time_to_first_token_seconds", typeHistogram,
 		"Time from taking a request up to its first chunk.",
 		[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300})

@@ -313,6 +313,25 @@ func TestKindsAndTheirNames(t *testing.T) {
 	require.EqualValues(t, 1, value(t, got, "dynamo_work_handler_enqueue_rejected_total"))
 }
 
+func TestTokensPerFrame(t *testing.T) {
+	w := newWorkerAt(&clock{t: time.Unix(1000, 0)})
+	r := w.Endpoint().Begin(1, 0)
+	defer r.End()
+	for _, n := range []int{1, 1, 2, 3, 4, 5, 128, 129, 1 << 40, 0} {
+		r.Frame(n)
+	}
+	got := scrape(t, w)
+	h := got["dynworker_tokens_per_frame"].Metric[0].GetHistogram()
+	var buckets []string
+	for _, b := range h.GetBucket() {
+		buckets = append(buckets, fmt.Sprintf("%v:%d", b.GetUpperBound(), b.GetCumulativeCount()))
+	}
+	require.Equal(t, "1:2 2:3 4:5 8:6 16:6 32:6 64:6 128:7 +Inf:9", strings.Join(buckets, " "))
+	require.EqualValues(t, 9, h.GetSampleCount(), "a chunk without tokens is none of these")
+	require.EqualValues(t, 1<<40+1+1+2+3+4+5+128+129, h.GetSampleSum())
+	require.EqualValues(t, 10, value(t, got, "dynworker_frames_total"))
+}
+
 // Hostile or broken numbers never make a counter panic.
 func TestNegativeNumbers(t *testing.T) {
 	w := newWorkerAt(&clock{t: time.Unix(1000, 0)})

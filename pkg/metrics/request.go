@@ -88,7 +88,7 @@ type Endpoint struct {
 
 	streams        prometheus.Gauge
 	frames         prometheus.Counter
-	tokensPerFrame prometheus.Observer
+	tokensPerFrame *tokenHistogram
 	requestErrors  [numPhases][numErrorTypes]prometheus.Counter
 	cancels        [numCancels]prometheus.Counter
 	refused        [numRefusals]prometheus.Counter
@@ -122,7 +122,7 @@ func newEndpoint(b *builder, o Options, now func() time.Time) *Endpoint {
 
 		streams:        b.gauge(famStreams),
 		frames:         b.counter(famFrames),
-		tokensPerFrame: b.histogram(famTokensPerFrame),
+		tokensPerFrame: b.tokenHistogram(famTokensPerFrame),
 		firstToken:     b.histogram(famFirstToken),
 	}
 	errors, requestErrors := b.counterVec(famErrors), b.counterVec(famRequestErrors)
@@ -250,7 +250,7 @@ func (r *Request) Frame(tokens int) {
 	}
 	r.e.frames.Inc()
 	if tokens > 0 {
-		r.e.tokensPerFrame.Observe(float64(tokens))
+		r.e.tokensPerFrame.observe(tokens)
 	}
 }
 
