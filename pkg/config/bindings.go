@@ -66,7 +66,7 @@ var bindings = []*binding{
 	{env: "DYN_ENGINE_CONV_AFFINITY", flags: []string{"--conversation-affinity"}, negatable: true, keys: []string{"affinity.override"}},
 	{env: "DYN_ENGINE_CONV_AFFINITY_DP_RANK_SOURCE", flags: []string{"--conversation-affinity-dp-rank-source"}, keys: []string{"affinity.rank_source"}, arg: "SOURCE"},
 
-	{env: "DYN_ENGINE_REQUEST_LIMIT", flags: []string{"--engine-request-limit"}, keys: []string{"admission.max_requests"}, to: toRequestLimit, arg: "N"},
+	{env: "DYN_ENGINE_REQUEST_LIMIT", flags: []string{"--engine-request-limit"}, keys: []string{"admission.max_requests"}, to: toRequestLimit, arg: "N", note: "Requests served at once, at least 1; without it there is no limit."},
 	{env: "DYN_DYNAMO_REQUEST_QUEUE_LIMIT", keys: []string{"admission.queue"}},
 
 	{env: "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", keys: []string{"drain.grace"}, to: toGrace, note: "Seconds; a negative number is taken for 0."},

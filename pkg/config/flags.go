@@ -34,11 +34,16 @@ type recorder struct {
 }
 
 func (r *recorder) String() string { return "" }
+
+// Type is the placeholder in help; pflag shows none for "bool".
 func (r *recorder) Type() string {
-	if r.b != nil {
-		return r.b.arg
+	switch {
+	case r.b == nil:
+		return "KEY=VALUE"
+	case r.b.negatable:
+		return "bool"
 	}
-	return "KEY=VALUE"
+	return r.b.arg
 }
 
 func (r *recorder) Set(text string) error {
@@ -186,7 +191,7 @@ func (l *loader) applySet(text string, origin Origin) {
 	name, value, ok := strings.Cut(text, "=")
 	name = strings.TrimSpace(name)
 	if !ok || name == "" {
-		l.problem(&Problem{Key: "--set", Kind: ErrSyntax, Origin: origin, Reason: fmt.Sprintf("%s is not of the form key=value", quote(name))})
+		l.problem(&Problem{Key: "--set", Kind: ErrSyntax, Origin: origin, Reason: setShape(name) + " is not of the form key=value"})
 		return
 	}
 	if name == argsKey || strings.HasPrefix(name, argsKey+".") {
@@ -203,6 +208,18 @@ func (l *loader) applySet(text string, origin Origin) {
 		return
 	}
 	l.applySettings(name, toText(name), value, origin)
+}
+
+// setShape shows the start of a --set that has no value, up to where a secret
+// might begin.
+func setShape(text string) string {
+	end := strings.IndexFunc(text, func(r rune) bool {
+		return r != '.' && r != '_' && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9')
+	})
+	if end >= 0 {
+		text = text[:end] + "…"
+	}
+	return quote(text)
 }
 
 // setArgs sets engine.args as a whole, or one value in it. The value is YAML,

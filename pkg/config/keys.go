@@ -58,7 +58,7 @@ var keys = []*key{
 	{name: "model.kv_block_size", doc: "Tokens in a KV block, for the card, when the engine does not report it.", check: atLeast(1)},
 	{name: "model.context_length", doc: "Context length for the card; 0 takes the engine's, or else the model's.", check: atLeast(0)},
 	{name: "model.files", doc: "How the frontend gets the tokenizer files: http from this worker, or local from a disk that both can read.", choices: []string{FilesHTTP, FilesLocal}},
-	{name: "model.files_address", doc: "Address in the files' URLs, host or host:port; empty finds the address that faces etcd.", check: hostMaybePort},
+	{name: "model.files_address", doc: "Address in the files' URLs, host or host:port; empty finds one.", check: hostMaybePort},
 	{name: "model.files_listen", doc: "Where the files are served while the system server is off; port 0 takes a free one.", check: hostPort},
 	{name: "model.reasoning_parser", doc: "Reasoning parser that the frontend applies; empty is none."},
 	{name: "model.tool_call_parser", doc: "Tool call parser that the frontend applies; empty is none."},

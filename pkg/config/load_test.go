@@ -890,6 +890,28 @@ func TestCheckFiles(t *testing.T) {
 	require.ErrorContains(t, c.CheckFiles(nil), "conf/w.yaml:2")
 }
 
+func TestSuggestions(t *testing.T) {
+	for name, want := range map[string]string{
+		"namespce":              "namespace",
+		"nmaespace":             "namespace",
+		"drain.gracee":          "drain.grace",
+		"drain.tls":             "",
+		"etcd.endpoint":         "etcd.endpoints",
+		"lease_ttl":             "etcd.lease_ttl",
+		"cert_file":             "", // three sections have one
+		"system.color":          "",
+		"a":                     "",
+		"engine.sim.eos_token":  "",
+		"request_plan.kind":     "request_plane.kind",
+		"":                      "",
+		strings.Repeat("x", 99): "",
+	} {
+		require.Equal(t, want, nearestKey(name), name)
+	}
+	require.Empty(t, nearest("http", []string{"tcp", "nats"}))
+	require.Equal(t, "info", nearest("inof", []string{"warn", "info"}))
+}
+
 func TestDurationsAreReadable(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		0: "0s", time.Millisecond: "1ms", 90 * time.Second: "1m30s", 10 * time.Minute: "10m", 2 * time.Hour: "2h", time.Hour + time.Second: "1h0m1s", 20 * time.Second: "20s",

@@ -94,7 +94,7 @@ func (p *Problem) Error() string {
 	if p.Suggestion != "" {
 		b.WriteString("; did you mean " + p.Suggestion + "?")
 	}
-	if p.Origin.Kind != FromDefault {
+	if p.Origin.Kind != FromDefault && p.Origin.Name != p.Key {
 		b.WriteString(" (" + p.Origin.String() + ")")
 	}
 	return b.String()

@@ -212,6 +212,8 @@ engine:
 		"password on its own":     {yaml: "nats: {password: hush}\n"},
 		"address of a wrong kind": {yaml: "nats: {server: 'http://u:hush@h'}\n"},
 		"address of no kind":      {yaml: "nats: {server: 'u:hush@h'}\n"},
+		"comma in a password":     {yaml: "nats: {server: 'nats://u:hush,x@h'}\n"},
+		"set with a colon":        {args: []string{"--set", "nats.password:hush"}},
 		"unreadable address":      {yaml: "nats: {server: 'nats://u:hu%sh@h'}\n"},
 		"user of etcd":            {yaml: "etcd: {endpoints: ['http://u:hush@h']}\n"},
 		"variable of a list":      {yaml: "engine: {env: ['hush']}\n"},

@@ -283,17 +283,18 @@ func httpPath(v any) error {
 	return nil
 }
 
-// address checks one network address without ever quoting its user part.
+// address checks one network address. The reason does not quote it, since a
+// user part may be anywhere in something that is not quite an address.
 func address(s string, schemes ...string) error {
 	u, err := url.Parse(s)
 	if err != nil {
-		return fmt.Errorf("%s cannot be read as an address", quote(redact.Address(s)))
+		return errors.New("cannot be read as an address")
 	}
 	if !slices.Contains(schemes, u.Scheme) {
-		return fmt.Errorf("%s does not begin with %s", quote(redact.Address(s)), strings.Join(schemes, ":// or ")+"://")
+		return fmt.Errorf("does not begin with %s", strings.Join(schemes, ":// or ")+"://")
 	}
 	if u.Hostname() == "" {
-		return fmt.Errorf("%s has no host", quote(redact.Address(s)))
+		return errors.New("has no host")
 	}
 	if u.Port() != "" {
 		return port(u.Port())
@@ -301,13 +302,26 @@ func address(s string, schemes ...string) error {
 	return nil
 }
 
-func natsServer(v any) error {
-	for _, s := range strings.Split(v.(string), ",") {
-		if err := address(strings.TrimSpace(s), "nats", "tls"); err != nil {
-			return err
+// addresses checks a list and quotes a wrong entry only where nothing in the
+// list can be secret: a comma in a password looks like the end of an entry.
+func addresses(list []string, schemes ...string) error {
+	secret := strings.Contains(strings.Join(list, ""), "@")
+	for i, s := range list {
+		s = strings.TrimSpace(s)
+		err := address(s, schemes...)
+		switch {
+		case err == nil:
+		case secret:
+			return fmt.Errorf("address %d %w", i+1, err)
+		default:
+			return fmt.Errorf("%s %w", quote(s), err)
 		}
 	}
 	return nil
+}
+
+func natsServer(v any) error {
+	return addresses(strings.Split(v.(string), ","), "nats", "tls")
 }
 
 // etcdEndpoints accepts host:port without a scheme, as etcd's own clients do.
@@ -317,18 +331,17 @@ func etcdEndpoints(v any) error {
 	if len(list) == 0 {
 		return errors.New("is empty")
 	}
-	for _, s := range list {
+	urls := make([]string, len(list))
+	for i, s := range list {
 		if strings.Contains(s, "@") {
 			return errors.New("holds a user; that belongs into etcd.username and etcd.password")
-		}
-		if err := address(etcdURL(s), "http", "https"); err != nil {
-			return err
 		}
 		if isHTTPS(s) != isHTTPS(list[0]) {
 			return errors.New("mixes http and https")
 		}
+		urls[i] = etcdURL(s)
 	}
-	return nil
+	return addresses(urls, "http", "https")
 }
 
 func etcdURL(s string) string {

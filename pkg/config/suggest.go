@@ -2,19 +2,16 @@ package config
 
 import "strings"
 
-// nearest finds the candidate that was probably meant, or nothing.
+// nearest finds the candidate that was probably meant, or nothing: one slip of
+// the finger for every three letters, three at most.
 func nearest(s string, candidates []string) string {
-	best, bestAt := "", len(s)/3+1
-	if bestAt > 4 {
-		bestAt = 4
-	}
+	best, limit := "", min(max(len(s)/3, 1), 3)
 	for _, c := range candidates {
-		if d := distance(strings.ToLower(s), strings.ToLower(c), bestAt); d < bestAt || (d == bestAt && best == "") {
-			if d == len(c) {
-				continue // nothing in common
-			}
-			best, bestAt = c, d
+		d := distance(strings.ToLower(s), strings.ToLower(c), limit)
+		if d > limit || d == limit && best != "" || d >= len(c) {
+			continue
 		}
+		best, limit = c, d
 	}
 	return best
 }
