@@ -21,7 +21,10 @@
 // A *Config is not changed after Load and may be shared between goroutines.
 package config
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Values of Config.Handler.
 const (
@@ -133,10 +136,12 @@ type Engine struct {
 	Sim  Sim            `mapstructure:"sim"`
 }
 
-// Sim configures the simulated engine.
+// Sim configures the simulated engine. Its keys are the names of the engine's
+// own arguments, see Args.
 type Sim struct {
 	VocabSize            int           `mapstructure:"vocab_size"`
 	FirstTokenID         int           `mapstructure:"first_token_id"`
+	LastTokenID          int           `mapstructure:"last_token_id"`
 	EOSTokenID           int           `mapstructure:"eos_token_id"`
 	EOSEvery             int           `mapstructure:"eos_every"`
 	MaxSeqLen            int           `mapstructure:"max_seq_len"`
@@ -146,6 +151,8 @@ type Sim struct {
 	TotalBlocks          int           `mapstructure:"total_blocks"`
 	AttentionDPSize      int           `mapstructure:"attention_dp_size"`
 	ConversationAffinity bool          `mapstructure:"conversation_affinity"`
+	NewConvPlacement     string        `mapstructure:"new_conv_placement"`
+	ConfigUnreadable     bool          `mapstructure:"config_unreadable"`
 	TokenDelay           time.Duration `mapstructure:"token_delay"`
 	FirstTokenDelay      time.Duration `mapstructure:"first_token_delay"`
 	LoadTime             time.Duration `mapstructure:"load_time"`
@@ -330,16 +337,17 @@ func Default() *Config {
 			StopTimeout:     30 * time.Second,
 			Args:            map[string]any{},
 			Sim: Sim{
-				VocabSize:       355,
-				FirstTokenID:    6,
-				EOSTokenID:      2,
-				MaxSeqLen:       8192,
-				MaxBatchSize:    2048,
-				MaxNumTokens:    8192,
-				BlockSize:       32,
-				TotalBlocks:     1024,
-				AttentionDPSize: 1,
-				Build:           "rc21",
+				VocabSize:        355,
+				FirstTokenID:     6,
+				EOSTokenID:       2,
+				MaxSeqLen:        8192,
+				MaxBatchSize:     2048,
+				MaxNumTokens:     8192,
+				BlockSize:        32,
+				TotalBlocks:      1024,
+				AttentionDPSize:  1,
+				NewConvPlacement: "round_robin",
+				Build:            "rc29",
 			},
 		},
 		Affinity: Affinity{
@@ -412,6 +420,24 @@ func (m *Model) ServedName() string {
 		return m.Name
 	}
 	return m.Path
+}
+
+// Args are the arguments for the simulated engine's process as it takes them
+// in JSON: one for each key, durations as text with a unit.
+func (s *Sim) Args() map[string]any {
+	out := map[string]any{}
+	for _, k := range keys {
+		name, ok := strings.CutPrefix(k.name, simPrefix)
+		if !ok {
+			continue
+		}
+		v := k.value(&Config{Engine: Engine{Sim: *s}})
+		if d, ok := v.(time.Duration); ok {
+			v = d.String()
+		}
+		out[name] = v
+	}
+	return out
 }
 
 // Login returns the user name and password for NATS. Dynamo's clients present

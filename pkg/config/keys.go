@@ -74,20 +74,23 @@ var keys = []*key{
 	{name: "engine.args", doc: "Arguments for the engine, passed on exactly as written.", show: showTree},
 
 	{name: "engine.sim.vocab_size", doc: "Simulated vocabulary; must fit the tokenizer.", check: between(2, 1<<24)},
-	{name: "engine.sim.first_token_id", doc: "Lowest token id that is made up, above the tokenizer's special ones.", check: atLeast(0)},
-	{name: "engine.sim.eos_token_id", doc: "Token that ends a text.", check: atLeast(0)},
+	{name: "engine.sim.first_token_id", doc: "Lowest token id that is made up, above the tokenizer's special ones.", check: atLeast(1)},
+	{name: "engine.sim.last_token_id", doc: "Highest token id that is made up; 0 is the last of the vocabulary.", check: atLeast(0)},
+	{name: "engine.sim.eos_token_id", doc: "Token that ends a text.", check: atLeast(1)},
 	{name: "engine.sim.eos_every", doc: "About one token in this many is the end token; 0 never ends by itself.", check: atLeast(0)},
 	{name: "engine.sim.max_seq_len", doc: "Longest sequence, prompt included.", check: atLeast(2)},
-	{name: "engine.sim.max_batch_size", doc: "Requests that run at once; more wait.", check: atLeast(1)},
-	{name: "engine.sim.max_num_tokens", doc: "Tokens in one engine step, all requests together.", check: atLeast(1)},
+	{name: "engine.sim.max_batch_size", doc: "Sequences that run at once on a rank; more wait.", check: atLeast(1)},
+	{name: "engine.sim.max_num_tokens", doc: "Longest prompt, as a step without chunked prefill takes it.", check: atLeast(1)},
 	{name: "engine.sim.block_size", doc: "Tokens in a KV block.", check: atLeast(1)},
-	{name: "engine.sim.total_blocks", doc: "KV blocks of the cache.", check: atLeast(1)},
+	{name: "engine.sim.total_blocks", doc: "KV blocks of a rank.", check: atLeast(1)},
 	{name: "engine.sim.attention_dp_size", doc: "Attention-DP ranks; 1 is without attention DP.", check: between(1, 4096)},
 	{name: "engine.sim.conversation_affinity", doc: "What the simulated engine configuration says about conversation affinity."},
+	{name: "engine.sim.new_conv_placement", doc: "Where the simulated router puts a new conversation.", choices: []string{"round_robin", "least_queued"}},
+	{name: "engine.sim.config_unreadable", doc: "Hides the simulated engine configuration from the worker."},
 	{name: "engine.sim.token_delay", doc: "Time of one engine step."},
 	{name: "engine.sim.first_token_delay", doc: "Time before the first token of a request."},
 	{name: "engine.sim.load_time", doc: "Time that loading takes."},
-	{name: "engine.sim.build", doc: "TensorRT-LLM build whose abilities are simulated.", check: notBlank},
+	{name: "engine.sim.build", doc: "TensorRT-LLM build whose abilities are simulated.", choices: []string{"rc19", "hybrid", "rc21", "rc29"}},
 	{name: "engine.sim.calls_log", doc: "File that gets one JSON line for each call; empty is none.", path: true},
 
 	{name: "affinity.override", doc: "Asks for conversation affinity. It cannot turn an engine's policy off, and may not contradict it, see on_disagreement."},
@@ -170,6 +173,9 @@ var keys = []*key{
 	{name: "log.level", doc: "Least important level that is logged.", choices: []string{"trace", "debug", "info", "warn", "error", "off"}},
 	{name: "log.format", doc: "json for machines, console for people.", choices: []string{"json", "console"}},
 }
+
+// simPrefix is in front of the simulated engine's arguments.
+const simPrefix = "engine.sim."
 
 // argsKey is the one key with a value of any shape.
 const argsKey = "engine.args"

@@ -439,7 +439,7 @@ func (l *loader) advise(c *Config) {
 	if c.Engine.Kind != EngineSim {
 		for _, k := range keys {
 			// A file that shows all keys sets these, too; only a change counts.
-			if o, ok := l.origins[k.name]; ok && strings.HasPrefix(k.name, "engine.sim.") && k.value(c) != k.def {
+			if o, ok := l.origins[k.name]; ok && strings.HasPrefix(k.name, simPrefix) && k.value(c) != k.def {
 				l.warn(k.name, fmt.Sprintf("has no effect with engine.kind %s (%s)", c.Engine.Kind, o))
 			}
 		}

@@ -264,6 +264,9 @@ func TestBroken(t *testing.T) {
 		{name: "one path twice", in: input{yaml: "system:\n  health_path: /live\n"}, keys: []string{"system.live_path"}, kind: ErrConflict},
 		{name: "path of the metrics", in: input{yaml: "system:\n  health_path: /metrics\n"}, keys: []string{"system.health_path"}, kind: ErrConflict},
 		{name: "token outside of the vocabulary", in: input{yaml: sim + "  sim:\n    vocab_size: 10\n    eos_token_id: 10\n"}, keys: []string{"engine.sim.eos_token_id"}, kind: ErrConflict},
+		{name: "range of tokens upside down", in: input{yaml: sim + "  sim:\n    first_token_id: 9\n    last_token_id: 8\n"}, keys: []string{"engine.sim.last_token_id"}, kind: ErrConflict},
+		{name: "vocabulary without room", in: input{yaml: sim + "  sim:\n    vocab_size: 6\n"}, keys: []string{"engine.sim.first_token_id"}, kind: ErrConflict},
+		{name: "build of nobody", in: input{yaml: sim + "  sim:\n    build: rc20\n"}, keys: []string{"engine.sim.build"}, kind: ErrValue},
 		{name: "engine arguments for the simulator", in: input{yaml: sim + "  args: {a: 1}\n"}, keys: []string{"engine.args"}, kind: ErrConflict},
 
 		// Variables.
@@ -814,6 +817,22 @@ func TestSmallQuestions(t *testing.T) {
 	require.Equal(t, "n", c.Model.ServedName())
 }
 
+func TestSimArgs(t *testing.T) {
+	c, _ := input{yaml: "engine: {kind: sim, sim: {token_delay: 20ms, calls_log: /c, conversation_affinity: true}}\n"}.must(t)
+	args := c.Engine.Sim.Args()
+	require.Equal(t, 355, args["vocab_size"])
+	require.Equal(t, "20ms", args["token_delay"])
+	require.Equal(t, "/c", args["calls_log"])
+	require.Equal(t, true, args["conversation_affinity"])
+	n := 0
+	for _, k := range Keys() {
+		if strings.HasPrefix(k, simPrefix) {
+			n++
+		}
+	}
+	require.Len(t, args, n)
+}
+
 // TestValidate checks that a Config made in code is held to the same rules.
 func TestValidate(t *testing.T) {
 	c := Default()
@@ -901,7 +920,7 @@ func TestSuggestions(t *testing.T) {
 		"cert_file":             "", // three sections have one
 		"system.color":          "",
 		"a":                     "",
-		"engine.sim.eos_token":  "",
+		"engine.sim.eos_token":  "engine.sim.eos_token_id",
 		"request_plan.kind":     "request_plane.kind",
 		"":                      "",
 		strings.Repeat("x", 99): "",

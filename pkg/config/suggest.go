@@ -17,7 +17,8 @@ func nearest(s string, candidates []string) string {
 }
 
 // nearestKey finds a key or section for an unknown name: a similar name in the
-// same place first, then the same last word elsewhere.
+// same place first, then a similar name altogether, then the same last word
+// elsewhere.
 func nearestKey(name string) string {
 	var all []string
 	for _, k := range keys {
@@ -39,6 +40,9 @@ func nearestKey(name string) string {
 		}
 		return parent + "." + near
 	}
+	if near := nearest(name, all); near != "" {
+		return near
+	}
 	elsewhere := ""
 	for _, k := range keys {
 		if _, l := split(k.name); l == last {
@@ -48,10 +52,7 @@ func nearestKey(name string) string {
 			elsewhere = k.name
 		}
 	}
-	if elsewhere != "" {
-		return elsewhere
-	}
-	return nearest(name, all)
+	return elsewhere
 }
 
 func split(name string) (parent, last string) {

@@ -133,6 +133,12 @@ func (v *validator) sim() {
 	if s.FirstTokenID >= s.VocabSize {
 		v.conflict("engine.sim.first_token_id", "%d is not in a vocabulary of %d", s.FirstTokenID, s.VocabSize)
 	}
+	if s.LastTokenID >= s.VocabSize {
+		v.conflict("engine.sim.last_token_id", "%d is not in a vocabulary of %d", s.LastTokenID, s.VocabSize)
+	}
+	if s.LastTokenID != 0 && s.LastTokenID < s.FirstTokenID {
+		v.conflict("engine.sim.last_token_id", "%d is below engine.sim.first_token_id, %d", s.LastTokenID, s.FirstTokenID)
+	}
 	if s.EOSTokenID >= s.VocabSize {
 		v.conflict("engine.sim.eos_token_id", "%d is not in a vocabulary of %d", s.EOSTokenID, s.VocabSize)
 	}
