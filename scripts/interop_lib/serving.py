@@ -3,6 +3,7 @@
 import re
 import time
 
+from . import model
 from .lane import Lane
 from .load import compare
 from .procs import wait_for
@@ -31,9 +32,12 @@ class Serving(Lane):
     name = "serving"
 
     def setup(self):
-        self.first = self.stack.worker(engine__sim__token_delay="5ms")
+        self.first = self._worker()
         self.api = self.stack.frontend().api
         self.stack.wait_served(self.api, [self.first])
+
+    def _worker(self):
+        return self.stack.worker(engine__sim__token_delay="5ms", affinity__out_of_range="reject")
 
     def no_common_disk(self):
         card = self.stack.etcd.get(self.first.card_key).value.decode()
@@ -86,6 +90,17 @@ class Serving(Lane):
         compare(stream.text, self.reference.text("once upon a time", 40))
         expect(stream.finish == "length", f"finish {stream.finish}")
         return f"same text in {len(stream.arrivals)} events, finish length, {check_usage(stream.usage, 16, 40)}"
+
+    def cached_usage(self):
+        prompt = "the same long beginning, which the engine has in its cache when it comes again"
+        cached = []
+        for _ in range(2):
+            answer = self.api.post(COMPLETIONS, completion(prompt, 4, ignore_eos=True))
+            expect(answer.status == 200, str(answer))
+            check_usage(answer.body["usage"], len(prompt), 4)
+            cached.append((answer.body["usage"].get("prompt_tokens_details") or {}).get("cached_tokens"))
+        expect(cached[0] == 0 and cached[1] in (32, 64), f"cached_tokens {cached}")
+        return f"cached_tokens {cached[0]} for the first, {cached[1]} of {len(prompt)} for the second request"
 
     def stop_string(self):
         prompt, tokens = "stop somewhere", 200
@@ -145,7 +160,7 @@ class Serving(Lane):
         raise CheckFailed("no prompt found at which the engine emits EOS")
 
     def two_workers(self):
-        second = self.stack.worker(engine__sim__token_delay="5ms")
+        second = self._worker()
         self.stack.wait_served(self.api, [self.first, second])
         workers = (self.first, second)
         before = [len(w.calls()) for w in workers]
@@ -178,6 +193,9 @@ class Serving(Lane):
         pinned = {"x-dynamo-worker-instance-id": str(self.first.instance_id), "x-dynamo-dp-rank": "9"}
         cases = [
             ("two choices of greedy sampling", completion("x", 4, n=2), {}, "greedy"),
+            ("a token id outside the vocabulary", completion([model.PRINTABLE + 9], 4), {}, "vocabulary"),
+            ("a thinking budget", completion("x", 4, nvext={"max_thinking_tokens": 5}), {}, "max_thinking_tokens"),
+            ("a negative seed", completion("x", 4, seed=-1), {}, "seed"),
             ("a rank that does not exist", completion("x", 4), pinned, "rank"),
         ]
         before = sum(len(w.calls()) for w in self.stack.workers)
@@ -223,6 +241,7 @@ class Serving(Lane):
         ("chat streamed", chat_streamed),
         ("completions", completions),
         ("completions streamed", completions_streamed),
+        ("usage of a repeated prompt", cached_usage),
         ("stop string", stop_string),
         ("EOS", eos),
         ("client hangs up", hang_up),

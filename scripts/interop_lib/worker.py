@@ -88,7 +88,7 @@ class Worker:
                 found[number].cancels += 1
             elif kind == "finish" and number in found:
                 found[number].finish = entry.get("reason")
-                found[number].tokens = entry.get("tokens", 0)
+                found[number].tokens = sum(entry.get("tokens", []))
         return list(found.values())
 
     def terminate(self):
