@@ -73,6 +73,9 @@ func ParseModelRecord(value []byte) (ModelRecord, error) {
 // Slugify makes a model's name fit for paths: lower case, everything but a-z,
 // 0-9, - and _ becomes _, and no _ in front.
 func Slugify(name string) string {
+	// In full lower case, which the frontend's language has and ours has not,
+	// this one letter becomes two characters.
+	name = strings.ReplaceAll(name, "\u0130", "i\u0307")
 	var b strings.Builder
 	for _, r := range strings.ToLower(name) {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '_' {

@@ -35,7 +35,7 @@ type NotMapError struct {
 	Kind string
 }
 
-func (e *NotMapError) Error() string { return "request body is a " + e.Kind + ", not a map" }
+func (e *NotMapError) Error() string { return "request body is " + article(e.Kind) + ", not a map" }
 
 // FieldError tells which field of a body or record has a wrong value.
 type FieldError struct {

@@ -21,7 +21,7 @@ func tokenError(i int, reason string) error {
 }
 
 func notTokens(k kind) error {
-	return &FieldError{Field: tokenField, Reason: "is a " + kindNames[k] + ", not a list of token ids"}
+	return &FieldError{Field: tokenField, Reason: "is " + article(kindNames[k]) + ", not a list of token ids"}
 }
 
 // tokens reads the value of token_ids into req. Its elements do not count as
@@ -199,4 +199,12 @@ func kindOf(v any) kind {
 	default:
 		return kindMap
 	}
+}
+
+// article puts a or an in front of the name of a kind.
+func article(name string) string {
+	if name == kindNames[kindInt] {
+		return "an " + name
+	}
+	return "a " + name
 }
