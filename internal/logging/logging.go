@@ -1,5 +1,4 @@
-// Package logging builds the worker's logger and carries the log lines of
-// libraries into it.
+// Package logging builds the worker's logger.
 //
 // There is no global logger: cmd/worker makes one with New and passes it to
 // every component, which adds its own fields. Lines are JSON on one stream,
