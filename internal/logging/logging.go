@@ -114,9 +114,3 @@ func New(o Options) (zerolog.Logger, error) {
 	}
 	return zerolog.New(w).Level(level).With().Timestamp().Logger(), nil
 }
-
-// Component returns a logger that marks its lines as coming from one part of
-// the worker.
-func Component(l zerolog.Logger, name string) zerolog.Logger {
-	return l.With().Str("component", name).Logger()
-}

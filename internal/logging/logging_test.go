@@ -27,8 +27,7 @@ func TestNewWritesOneJSONObjectALine(t *testing.T) {
 	var b bytes.Buffer
 	l, err := New(Options{Writer: &b})
 	require.NoError(t, err)
-	c := Component(l, "ingress")
-	c.Info().Err(errors.New("no route")).Uint64("instance", 9041999001292625271).Msg("request refused")
+	l.Info().Err(errors.New("no route")).Uint64("instance", 9041999001292625271).Msg("request refused")
 	l.Debug().Msg("below the default level")
 
 	got := lines(t, &b)
@@ -36,7 +35,6 @@ func TestNewWritesOneJSONObjectALine(t *testing.T) {
 	require.Equal(t, "info", got[0]["level"])
 	require.Equal(t, "request refused", got[0]["message"])
 	require.Equal(t, "no route", got[0]["err"])
-	require.Equal(t, "ingress", got[0]["component"])
 	require.Contains(t, b.String(), `"instance":9041999001292625271`, "ids keep all digits")
 	at, err := time.Parse(time.RFC3339Nano, got[0]["time"].(string))
 	require.NoError(t, err)

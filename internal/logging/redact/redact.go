@@ -1,14 +1,12 @@
-// Package redact takes secrets and identities out of text before people see it.
+// Package redact takes secrets out of text before people see it.
 //
-// It is used wherever a setting, an address or an identifier of a caller ends
-// up in a log line, an error or a dump. All functions are pure and err on the
+// It is used wherever a setting or an address ends up in a log line, an error
+// or a dump. All functions are pure and err on the
 // side of hiding too much. It imports the standard library only, so that every
 // package of the worker may use it.
 package redact
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"regexp"
 	"strings"
 )
@@ -111,16 +109,4 @@ func Args(args []string) []string {
 		}
 	}
 	return out
-}
-
-// Identity shortens an identifier of a caller, such as a conversation id, to
-// the first twelve hex digits of its SHA-256. Equal identifiers give equal
-// results on every worker, so that lines can be joined; someone who can guess
-// an identifier can still confirm the guess.
-func Identity(id string) string {
-	if id == "" {
-		return ""
-	}
-	sum := sha256.Sum256([]byte(id))
-	return hex.EncodeToString(sum[:6])
 }

@@ -49,10 +49,3 @@ func TestArgs(t *testing.T) {
 	require.Equal(t, "hush", in[2], "the input is untouched")
 	require.NotContains(t, strings.Join(out, " "), "hush")
 }
-
-func TestIdentity(t *testing.T) {
-	require.Empty(t, Identity(""))
-	require.Len(t, Identity("run-42"), 12)
-	require.Equal(t, Identity("run-42"), Identity("run-42"))
-	require.NotEqual(t, Identity("run-42"), Identity("run-43"))
-}
