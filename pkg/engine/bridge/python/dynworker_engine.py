@@ -1,0 +1,9 @@
+"""Engine program: runs TensorRT-LLM for a worker that is at the other end of a socket.
+
+The guard is not a formality: MPI and multiprocessing import the main module again in every rank
+they spawn, and a rank must not start a second engine.
+"""
+if __name__ == "__main__":
+    from dynworker_bridge.main import main
+
+    main()
