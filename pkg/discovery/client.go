@@ -71,7 +71,7 @@ func open(ctx context.Context, cfg Config, tlsConfig *tls.Config) (*Client, erro
 	d := newDialer()
 	base, cancel := context.WithCancel(context.Background())
 	// Making a client includes the login, which knows no context but the one of the client's whole life.
-	base, why := withCause(base)
+	base, why := d.withCause(base)
 	stop := context.AfterFunc(ctx, cancel)
 	etcd, err := clientv3.New(clientv3.Config{
 		Endpoints:            cfg.Endpoints,
@@ -114,7 +114,7 @@ func open(ctx context.Context, cfg Config, tlsConfig *tls.Config) (*Client, erro
 func (c *Client) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.CallTimeout)
 	defer cancel()
-	ctx, why := withCause(ctx)
+	ctx, why := c.dialer.withCause(ctx)
 	_, err := c.etcd.Get(ctx, probeKey, clientv3.WithKeysOnly())
 	if errors.Is(err, rpctypes.ErrPermissionDenied) {
 		// etcd knows us, and may well allow what we are going to do.

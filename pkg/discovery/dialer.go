@@ -15,6 +15,7 @@ type dialer struct {
 	mu    sync.Mutex
 	conns map[*trackedConn]struct{}
 	next  chan struct{} // closed with the next connection
+	err   error         // of the latest attempt
 }
 
 func newDialer() *dialer {
@@ -24,12 +25,13 @@ func newDialer() *dialer {
 func (d *dialer) dial(ctx context.Context, address string) (net.Conn, error) {
 	var nd net.Dialer
 	c, err := nd.DialContext(ctx, "tcp", address)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.err = err
 	if err != nil {
 		return nil, err
 	}
 	t := &trackedConn{Conn: c, dialer: d}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.conns[t] = struct{}{}
 	close(d.next)
 	d.next = make(chan struct{})
@@ -41,6 +43,13 @@ func (d *dialer) dialled() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.next
+}
+
+// failure returns why the latest attempt to make a connection failed, nil when it did not.
+func (d *dialer) failure() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err
 }
 
 // closeAll closes all connections. gRPC makes new ones by itself.
@@ -67,17 +76,17 @@ func (c *trackedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// cause collects what gRPC says about a call. The etcd client replaces that by a bare "context deadline exceeded" when it waits in vain for a connection, and so hides, for instance,
-// that the connection is refused.
+// cause collects why a call waited in vain. The etcd client says only "context deadline exceeded" then, and so hides, for instance, that the connection is refused.
 type cause struct {
-	mu   sync.Mutex
-	last error
+	dialer *dialer
+	mu     sync.Mutex
+	last   error // what gRPC said
 }
 
 type causeKey struct{}
 
-func withCause(ctx context.Context) (context.Context, *cause) {
-	c := new(cause)
+func (d *dialer) withCause(ctx context.Context) (context.Context, *cause) {
+	c := &cause{dialer: d}
 	return context.WithValue(ctx, causeKey{}, c), c
 }
 
@@ -91,10 +100,13 @@ func noteCause(ctx context.Context, err error) {
 	c.mu.Unlock()
 }
 
-// explain adds what gRPC said to an error that does not say it.
+// explain puts the cause in place of an error that says only that the time is over.
 func (c *cause) explain(err error) error {
 	if err == nil || (!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled)) {
 		return err
+	}
+	if failure := c.dialer.failure(); failure != nil {
+		return &explainedError{err: err, text: failure.Error()}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,8 +14,8 @@ var (
 	ErrKeyTaken = errors.New("key is taken")
 	// ErrAuthentication means that etcd refuses the credentials, or the lack of them. Waiting does not help.
 	ErrAuthentication = errors.New("etcd refuses the credentials")
-	// ErrClosed is returned by a session after Close.
-	ErrClosed = errors.New("discovery session is closed")
+	// ErrClosed is returned by a session when it or its client is closed.
+	ErrClosed = errors.New("connection to etcd is closed")
 
 	// errLeaseGone is what a store answers when the lease does not exist any more.
 	errLeaseGone = errors.New("lease is gone")

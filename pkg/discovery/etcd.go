@@ -122,9 +122,12 @@ func (e *etcdStore) Watch(ctx context.Context, key string, changed func()) error
 
 // call makes one request and turns its error into one that a session understands and a person too.
 func (e *etcdStore) call(ctx context.Context, request func(context.Context) error) error {
-	ctx, cause := withCause(ctx)
+	ctx, cause := e.dialer.withCause(ctx)
 	err := request(ctx)
 	e.judge(err)
+	if err != nil && e.etcd.Ctx().Err() != nil {
+		return ErrClosed // the client is closed: nothing will ever succeed
+	}
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return errLeaseGone
 	}

@@ -108,6 +108,7 @@ func (s *Session) reconcile(ctx context.Context) (restored bool, err error) {
 		return false, err
 	}
 	changes := s.plan(found, keys)
+	s.restoring = s.restoring || slices.ContainsFunc(changes, func(c change) bool { return !c.remove })
 	missing := slices.IndexFunc(changes, func(c change) bool { return !c.remove && c.revision == 0 })
 	if missing >= 0 {
 		s.update(func(st *State) {
@@ -119,7 +120,7 @@ func (s *Session) reconcile(ctx context.Context) (restored bool, err error) {
 	if err := s.write(ctx, changes); err != nil {
 		return false, err
 	}
-	restored = slices.ContainsFunc(changes, func(c change) bool { return !c.remove })
+	restored, s.restoring = s.restoring, false
 	return restored, s.foreign(found)
 }
 

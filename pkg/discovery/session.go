@@ -30,10 +30,11 @@ type Session struct {
 	// busy is held (by a value in it) by whoever talks to etcd about records and leases, so that such conversations happen one after the other.
 	busy chan struct{}
 	// The following belong to the holder of busy.
-	lease    int64     // 0: there is none
-	deadline time.Time // when the lease must be taken for lost unless etcd has answered
-	presumed bool      // the lease has been counted as lost, though etcd has not said so
-	started  bool      // something has been registered
+	lease     int64     // 0: there is none
+	deadline  time.Time // when the lease must be taken for lost unless etcd has answered
+	presumed  bool      // the lease has been counted as lost, though etcd has not said so
+	restoring bool      // records are being put back; it may have worked without our knowledge
+	started   bool      // something has been registered
 
 	mu      sync.Mutex
 	records map[string]*entry

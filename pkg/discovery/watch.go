@@ -33,7 +33,7 @@ func (c *Client) List(ctx context.Context, prefix string) ([]Entry, error) {
 }
 
 func (c *Client) list(ctx context.Context, prefix string) (entries []Entry, revision int64, err error) {
-	ctx, why := withCause(ctx)
+	ctx, why := c.dialer.withCause(ctx)
 	resp, err := c.etcd.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))
 	if err != nil {
 		return nil, 0, why.explain(err)
