@@ -50,8 +50,9 @@ func newClient(ctx context.Context, w *worker, text *tokenizer, etcd, nats strin
 	if err != nil {
 		return nil, err
 	}
+	defer d.Close()
 	records, err := d.List(ctx, protocol.InstancePrefix)
-	if err = errors.Join(err, d.Close()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if len(records) != 1 {
@@ -126,11 +127,7 @@ func (c *client) read(out io.Writer, stream *caller.Stream, sent time.Time) ([]u
 	for {
 		item, err := stream.Next()
 		switch {
-		case err != nil:
-			return nil, err
-		case item.Err != nil:
-			return nil, item.Err
-		case item.Final:
+		case errors.Is(err, io.EOF):
 			fmt.Fprintf(out, "\n  [%d tokens in %d frames, first after %v", len(tokens), frames, first.Round(100*time.Microsecond))
 			if len(tokens) != answerTokens {
 				return nil, fmt.Errorf("%d tokens, want %d", len(tokens), answerTokens)
@@ -140,6 +137,10 @@ func (c *client) read(out io.Writer, stream *caller.Stream, sent time.Time) ([]u
 			c.stats.frames += frames
 			c.stats.cached += cached
 			return tokens, nil
+		case err != nil:
+			return nil, err
+		case item.Err != nil:
+			return nil, item.Err
 		case item.Chunk == nil:
 			continue
 		}

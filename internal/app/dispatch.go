@@ -78,6 +78,7 @@ func (d *dispatcher) serve(del *ingress.Delivery) {
 		log.Warn().Err(err).Str("address", del.Control.Connection.Address).Msg("cannot call the frontend back; the request is lost to it")
 		return
 	}
+	count.Opened()
 	defer func() {
 		count.ResponseBytes(stream.BytesOut())
 		if p := recover(); p != nil {
@@ -92,17 +93,20 @@ func (d *dispatcher) serve(del *ingress.Delivery) {
 		d.settle(stream, count, log, fmt.Errorf("%w: %w", handlers.ErrClientGone, err))
 		return
 	}
+	count.Accepted()
 	if problem != nil {
 		count.Failed(metrics.ErrorDeserialization)
 		d.settle(stream, count, log, problem)
 		return
 	}
+	count.Waiting()
 	release, err := d.admission.slot(stream.Context())
 	if err != nil {
 		d.settle(stream, count, log, waited(err))
 		return
 	}
 	defer release()
+	count.Running()
 	out := &countingSink{Stream: stream, count: count, dispatcher: d}
 	d.settle(stream, count, log, d.handler.Generate(stream.Context(), call, out))
 }
@@ -162,6 +166,9 @@ func (d *dispatcher) settle(stream *respstream.Stream, count *metrics.Request, l
 		stream.Abort()
 		return
 	case errors.As(outcome, &failure):
+		if errors.Is(context.Cause(d.work), handlers.ErrShutdown) && failure.Reason == protocol.ReasonBackendEngineShutdown {
+			count.Cancelled(metrics.CancelShutdown)
+		}
 		if failure.Class != protocol.ClassInvalidRequest {
 			count.Failed(metrics.ErrorGenerate)
 		}

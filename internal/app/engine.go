@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -32,9 +33,9 @@ func (w *worker) engineConfig() (engine.Config, error) {
 		if len(conf.Command) == 0 {
 			conf.Command = []string{w.opts.Executable, EngineCommand}
 		}
-		args, err := simArgs(w.cfg)
+		args, err := json.Marshal(c.Sim.Args())
 		if err != nil {
-			return conf, err
+			return conf, fmt.Errorf("engine.sim: %w", err)
 		}
 		conf.Configure = ipc.Configure{WorkerVersion: w.opts.Version, Args: args}
 	default:

@@ -2,12 +2,8 @@ package app
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
-	"os"
 
-	"dynworker/pkg/config"
 	"dynworker/pkg/ingress"
 	"dynworker/pkg/ingress/natsplane"
 	"dynworker/pkg/ingress/tcpplane"
@@ -75,40 +71,16 @@ func (w *worker) connectNATS(ctx context.Context) (requestPlane, error) {
 // tcpRequests is the TCP request plane.
 type tcpRequests struct{ *tcpplane.Plane }
 
-func (t tcpRequests) open(ctx context.Context, id identity, to ingress.Admitter) (protocol.Transport, error) {
+func (t tcpRequests) open(_ context.Context, id identity, to ingress.Admitter) (protocol.Transport, error) {
 	path := wire.PlanePath(id.instance, id.namespace, id.component, id.endpoint)
-	return protocol.Transport{Kind: protocol.TransportTCP, Address: t.Address() + "/" + path}, t.Serve(ctx, path, to)
+	return protocol.Transport{Kind: protocol.TransportTCP, Address: t.Address(path)}, t.Serve(path, to)
 }
 func (t tcpRequests) drain(ctx context.Context) error { return t.Drain(ctx) }
-func (t tcpRequests) close(ctx context.Context) error { return t.Close(ctx) }
+func (t tcpRequests) close(context.Context) error     { return t.Close() }
 
 // observeIngress counts what no dispatcher sees.
 func (w *worker) observeIngress(e ingress.Event) {
 	w.metrics.IngressEvent(string(e.Plane), e.Kind.String(), e.Count)
-}
-
-// serverTLS makes the TLS settings of a listener, nil when it has no certificate.
-func serverTLS(c *config.ServerTLS) (*tls.Config, error) {
-	if !c.Enabled() {
-		return nil, nil
-	}
-	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-	if err != nil {
-		return nil, fmt.Errorf("request_plane.tcp.tls: %w", err)
-	}
-	conf := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
-	if c.ClientCAFile != "" {
-		pem, err := os.ReadFile(c.ClientCAFile)
-		if err != nil {
-			return nil, fmt.Errorf("request_plane.tcp.tls.client_ca_file: %w", err)
-		}
-		conf.ClientCAs = x509.NewCertPool()
-		if !conf.ClientCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("request_plane.tcp.tls.client_ca_file: %s holds no certificate", c.ClientCAFile)
-		}
-		conf.ClientAuth = tls.RequireAndVerifyClientCert
-	}
-	return conf, nil
 }
 
 // newDialer makes the response plane.
@@ -116,7 +88,7 @@ func (w *worker) newDialer() (*respstream.Dialer, error) {
 	c := &w.cfg.ResponsePlane
 	conf := respstream.Config{DialTimeout: c.DialTimeout, WriteTimeout: c.WriteTimeout, TLSTimeout: c.TLS.HandshakeTimeout, Logger: w.component("response")}
 	if c.TLS.Enabled() {
-		t, err := respstream.ClientTLS(respstream.TLSFiles{CACert: c.TLS.CAFile, ClientCert: c.TLS.CertFile, ClientKey: c.TLS.KeyFile, ServerName: c.TLS.ServerName, Insecure: c.TLS.Insecure})
+		t, err := respstream.ClientTLS(respstream.TLSFiles{CA: c.TLS.CAFile, Cert: c.TLS.CertFile, Key: c.TLS.KeyFile, ServerName: c.TLS.ServerName, Insecure: c.TLS.Insecure})
 		if err != nil {
 			return nil, fmt.Errorf("response_plane.tls: %w", err)
 		}

@@ -19,7 +19,7 @@ import (
 func (w *worker) connectEtcd(ctx context.Context) (*discovery.Client, error) {
 	c := &w.cfg.Etcd
 	return discovery.Connect(ctx, discovery.Config{
-		Endpoints: c.Endpoints, LeaseTTL: c.LeaseTTL, StartupTimeout: c.StartupTimeout, KeepAliveInterval: c.KeepaliveInterval, KeepAliveTimeout: c.KeepaliveTimeout,
+		Endpoints: c.Endpoints, LeaseTTL: c.LeaseTTL, StartupTimeout: c.StartupTimeout, PingInterval: c.KeepaliveInterval, PingTimeout: c.KeepaliveTimeout,
 		Username: c.Username, Password: string(c.Password), CA: c.CA, ClientCert: c.ClientCert, ClientKey: string(c.ClientKey),
 		OnState: w.observeDiscovery, Logger: w.component("etcd"),
 	})
@@ -33,7 +33,7 @@ func (w *worker) observeDiscovery(s discovery.State) {
 	} else {
 		condition.Fail(s.Reason)
 	}
-	w.metrics.DiscoveryState(s.Registered, s.LeaseLosses, s.Reregistrations)
+	w.metrics.DiscoveryState(s.Registered, s.Losses, s.Reregistrations)
 }
 
 // serveModelFiles makes the model's files reachable before anything names them, and returns where, or nil for local paths.

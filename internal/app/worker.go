@@ -119,8 +119,15 @@ func (w *worker) component(name string) zerolog.Logger {
 
 // start brings the worker up to the point where frontends send requests.
 func (w *worker) start(ctx context.Context) error {
-	w.metrics = metrics.New(metrics.Options{Version: w.opts.Version, Namespace: w.cfg.ServingNamespace(), Component: w.cfg.Component, Endpoint: w.cfg.Endpoint, Model: w.cfg.Model.ServedName()})
+	w.metrics = metrics.New(metrics.Options{Version: w.opts.Version, Namespace: w.cfg.ServingNamespace(), Component: w.cfg.Component, Endpoint: w.cfg.Endpoint, Model: w.cfg.Model.ServedName(), AffinityReasons: affinityReasons()})
 	w.health = status.NewHealth(status.Options{StartReady: w.cfg.System.StartingHealthStatus == config.StatusReady, OnTransition: w.logTransition})
+	// Declared before anything can be well, so that readiness cannot flicker.
+	w.health.Condition("engine")
+	w.health.Condition("etcd")
+	if w.cfg.RequestPlane.Kind == config.PlaneNATS {
+		w.health.Condition("nats")
+	}
+	w.health.Endpoint(w.cfg.Endpoint)
 	if err := w.openSystem(ctx); err != nil {
 		return err
 	}
@@ -176,7 +183,10 @@ func (w *worker) connectAll(ctx context.Context) error {
 		w.onStop("request plane", stopPlane, plane.close)
 	}
 	if w.etcd != nil {
-		w.onStop("etcd client", stopSession, func(context.Context) error { return w.etcd.Close() })
+		w.onStop("etcd client", stopSession, func(context.Context) error {
+			w.etcd.Close()
+			return nil
+		})
 	}
 	return err
 }
@@ -187,15 +197,16 @@ func (w *worker) connectPlane(ctx context.Context) (requestPlane, error) {
 		return w.connectNATS(ctx)
 	}
 	c := &w.cfg.RequestPlane.TCP
-	tlsConfig, err := serverTLS(&c.TLS)
+	conf := tcpplane.Config{Host: c.Host, Port: uint16(c.Port), MaxMessage: c.MaxMessageSize, TLSTimeout: c.TLS.HandshakeTimeout, Observer: w.observeIngress, Logger: w.component("tcp")}
+	var err error
+	if conf.TLS, err = tcpplane.ServerTLS(c.TLS.CertFile, c.TLS.KeyFile, c.TLS.ClientCAFile); err != nil {
+		return nil, fmt.Errorf("request_plane.tcp.tls: %w", err)
+	}
+	plane, err := tcpplane.Listen(conf)
 	if err != nil {
 		return nil, err
 	}
-	plane, err := tcpplane.Listen(ctx, tcpplane.Config{Host: c.Host, Port: c.Port, MaxMessage: c.MaxMessageSize, TLS: tlsConfig, TLSTimeout: c.TLS.HandshakeTimeout, Observer: w.observeIngress, Logger: w.component("tcp")})
-	if err != nil {
-		return nil, err
-	}
-	w.log.Info().Str("address", plane.Address()).Int("max_message_bytes", c.MaxMessageSize).Msg("TCP request plane open")
+	w.log.Info().Stringer("address", plane.AddrPort()).Int("max_message_bytes", plane.MaxMessage()).Msg("TCP request plane open")
 	return tcpRequests{plane}, nil
 }
 
@@ -229,11 +240,22 @@ func (w *worker) makeDispatcher(model *modelcard.Model) error {
 	if err != nil {
 		return err
 	}
+	endpoint := w.metrics.Endpoint()
+	endpoint.SetLimits(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue)
+	w.metrics.SetKVCapacity(gate.Ranks(), uint64(ready.KV.TotalBlocks))
 	w.dispatcher = &dispatcher{
 		work: w.work, admission: newAdmission(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue), dialer: w.dialer, handler: handler,
-		metrics: w.metrics.Endpoint(), log: w.component("dispatch"), now: time.Now,
+		metrics: endpoint, log: w.component("dispatch"), now: time.Now,
 	}
 	return nil
+}
+
+func affinityReasons() []string {
+	var words []string
+	for _, r := range affinity.Reasons() {
+		words = append(words, string(r))
+	}
+	return words
 }
 
 // goPublic takes an identity, serves the files that the card names, subscribes, and registers, in this order.
@@ -256,6 +278,13 @@ func (w *worker) goPublic(ctx context.Context, model *modelcard.Model) error {
 	card, err := model.Card(spec, hosting)
 	if err != nil {
 		return err
+	}
+	for _, f := range model.Skipped() {
+		w.log.Warn().Str("file", f.Name).Str("reason", f.Reason).Msg("a file of the model folder is not part of the card")
+	}
+	if sum, err := modelcard.Sum(&card); err == nil {
+		// Frontends use only workers whose sums are equal; this line is where an operator finds the odd one out.
+		w.log.Info().Str("mdcsum", sum).Msg("model card made")
 	}
 	transport, err := w.plane.open(ctx, id, w.dispatcher)
 	if err != nil {
@@ -313,6 +342,9 @@ func (w *worker) engineDied() error {
 }
 
 func (w *worker) logTransition(t status.Transition) {
+	if t.Component == status.ComponentWorker {
+		w.metrics.SetReady(t.OK)
+	}
 	line := w.log.Info()
 	if !t.OK {
 		line = w.log.Warn().Str("reason", t.Reason)

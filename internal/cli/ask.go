@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"sort"
 	"strconv"
@@ -173,7 +174,7 @@ func find(ctx context.Context, cfg *config.Config, q *question) (protocol.Instan
 	if err != nil {
 		return none, "", err
 	}
-	defer func() { _ = client.Close() }()
+	defer client.Close()
 	place := cfg.ServingNamespace() + "/" + cfg.Component + "/" + cfg.Endpoint + "/"
 	records, err := client.List(ctx, protocol.InstancePrefix+place)
 	if err != nil {
@@ -231,11 +232,11 @@ func (q *question) request(model string) *protocol.Request {
 func (p *Process) print(stream *caller.Stream, asJSON bool) error {
 	for {
 		item, err := stream.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
 		if err != nil {
 			return err
-		}
-		if item.Final {
-			return nil
 		}
 		if asJSON {
 			if err := p.printJSON(&item); err != nil {
