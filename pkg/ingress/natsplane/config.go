@@ -40,6 +40,8 @@ type ConnConfig struct {
 	StartupTimeout, AttemptTimeout time.Duration
 	// RetryMin and RetryMax bound the pauses between attempts, which grow and are jittered; defaults 1 s and 5 s at start-up, and 100 ms and 5 s for reconnects.
 	RetryMin, RetryMax time.Duration
+	// PingInterval is how often a silent server is asked for a sign of life, default 10 s. After two pings without an answer it counts as gone.
+	PingInterval time.Duration
 }
 
 const (
@@ -103,7 +105,7 @@ func (c *ConnConfig) credentials() (nats.Option, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read nats credentials file: %w", err)
 		}
-		if _, err := nkeys.ParseDecoratedJWT(raw); err != nil {
+		if _, err := nkeys.ParseDecoratedUserNKey(raw); err != nil {
 			return nil, fmt.Errorf("read nats credentials file %s: %w", c.CredentialsFile, err)
 		}
 		// The library reads the file again at each connect, so credentials can be renewed in place.

@@ -22,9 +22,8 @@ var (
 )
 
 const (
-	// pingInterval and maxPings decide how soon a silent server is taken for gone: between 20 and 30 seconds.
-	pingInterval = 10 * time.Second
-	maxPings     = 2
+	defaultPingInterval = 10 * time.Second
+	maxPings            = 2
 	// writeTimeout bounds a write to a server that has stopped reading.
 	writeTimeout = 10 * time.Second
 	// outageBuffer is how many bytes may wait for the next connection. It holds replies that may still be in time, and keeps an outage from taking memory.
@@ -68,7 +67,8 @@ func Dial(ctx context.Context, cfg ConnConfig, opts ...nats.Option) (*Conn, erro
 			return nil, fmt.Errorf("connect to nats at %s: %w", cfg.redacted(), err)
 		}
 		// An attempt that was cut off by the end of the wait says less than the one before it.
-		if last == nil || dialCtx.Err() == nil {
+		var network net.Error
+		if last == nil || !errors.As(err, &network) || !network.Timeout() {
 			last = err
 		}
 		if err := sleep(dialCtx, pause.NextBackOff()); err != nil {
@@ -123,7 +123,7 @@ func (c *ConnConfig) options() ([]nats.Option, error) {
 		nats.IgnoreAuthErrorAbort(),
 		nats.PermissionErrOnSubscribe(true),
 		nats.ReconnectBufSize(outageBuffer),
-		nats.PingInterval(pingInterval),
+		nats.PingInterval(orDefault(c.PingInterval, defaultPingInterval)),
 		nats.MaxPingsOutstanding(maxPings),
 		nats.FlusherTimeout(writeTimeout),
 		// The dialer resolves names itself, bounded in time.

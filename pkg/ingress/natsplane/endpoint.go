@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -16,9 +17,11 @@ type endpoint struct {
 	plane   *Plane
 	subject string
 	intake  ingress.Intake
+	// confirmed means that the server has allowed the subscription once. Until then Serve looks after it.
+	confirmed atomic.Bool
 
 	mu  sync.Mutex
-	cur *reader
+	cur *reader // there is one from before the endpoint is in the plane's map
 }
 
 // reader is the goroutine that takes the messages of one subscription.
@@ -34,14 +37,14 @@ type reader struct {
 	dropped int
 }
 
-// attach starts a reader. An earlier one has lost its connection and ends by itself.
-func (e *endpoint) attach(sub *nats.Subscription) {
+// attach starts a reader, unless the plane is closed. An earlier one has lost its connection and ends by itself.
+func (e *endpoint) attach(sub *nats.Subscription) bool {
 	ctx, stop := context.WithCancel(e.plane.ctx)
 	r := &reader{sub: sub, ctx: ctx, stop: stop, done: make(chan struct{})}
 	e.mu.Lock()
 	e.cur = r
 	e.mu.Unlock()
-	e.plane.done.Go(func() {
+	return e.plane.spawn(func() {
 		defer close(r.done)
 		defer stop()
 		e.read(r)
@@ -98,7 +101,7 @@ func (e *endpoint) take(msg *nats.Msg) {
 	if msg.Reply != "" {
 		if err := msg.Respond(reply); err != nil {
 			e.intake.Observer.Note(ingress.NATS, ingress.ReplyFailed, 1, err)
-			e.plane.noisy.Warn().Err(err).Str("subject", e.subject).Msg("reply to a request could not be sent")
+			e.plane.logReply.Warn().Err(err).Str("subject", e.subject).Msg("reply to a request could not be sent")
 		}
 	}
 	if start != nil {
@@ -109,15 +112,12 @@ func (e *endpoint) take(msg *nats.Msg) {
 // countDropped reports messages that the library threw away since the last look.
 func (e *endpoint) countDropped() {
 	r := e.current()
-	if r == nil {
-		return
-	}
 	n, total := r.newlyDropped()
 	if n == 0 {
 		return
 	}
 	e.intake.Observer.Note(ingress.NATS, ingress.Dropped, n, nats.ErrSlowConsumer)
-	e.plane.noisy.Error().Str("subject", e.subject).Int("messages", n).Int("total", total).
+	e.plane.logLoss.Error().Str("subject", e.subject).Int("messages", n).Int("total", total).
 		Msg("requests lost: they came faster than they could be taken up")
 }
 
@@ -136,9 +136,6 @@ func (r *reader) newlyDropped() (n, total int) {
 // denied returns the server's refusal of the subscription, if there was one. It may be called besides the reader.
 func (e *endpoint) denied() error {
 	r := e.current()
-	if r == nil {
-		return nil
-	}
 	// The library tells of a refusal only to those who ask for a message.
 	msg, err := r.sub.NextMsg(time.Nanosecond)
 	if err == nil {
@@ -153,45 +150,41 @@ func (e *endpoint) denied() error {
 
 // setLimits follows a server with another payload limit.
 func (e *endpoint) setLimits(messages, bytes int) {
-	if r := e.current(); r != nil {
-		// A subscription that has ended needs no limits.
-		_ = r.sub.SetPendingLimits(messages, bytes)
-	}
+	// A subscription that has ended needs no limits.
+	_ = e.current().sub.SetPendingLimits(messages, bytes)
 }
 
+// beginDrain asks the server to send nothing more.
 func (e *endpoint) beginDrain() {
 	r := e.current()
-	if r == nil {
-		return
-	}
 	// Without a connection nothing more can come, and the library would only wait for it.
-	if !e.plane.connected() || r.sub.Drain() != nil {
+	if !e.plane.connected() || !e.plane.spawn(func() {
+		if r.sub.Drain() != nil {
+			r.stop()
+		}
+	}) {
 		r.stop()
 	}
 }
 
+// drained waits until what had come was taken. When ctx ends first it gives up the rest.
 func (e *endpoint) drained(ctx context.Context) error {
 	r := e.current()
-	if r == nil {
-		return nil
-	}
 	select {
 	case <-r.done:
 		return nil
 	case <-ctx.Done():
+		e.detach()
+		return context.Cause(ctx)
 	}
-	e.detach()
-	return context.Cause(ctx)
 }
 
-// detach ends the reader and the subscription now.
+// detach ends the subscription and the reader, without waiting for either.
 func (e *endpoint) detach() {
 	r := e.current()
-	if r == nil {
-		return
-	}
-	// An error means that the subscription is gone already.
-	_ = r.sub.Unsubscribe()
 	r.stop()
-	<-r.done
+	e.plane.spawn(func() {
+		// An error means that the subscription is gone already.
+		_ = r.sub.Unsubscribe()
+	})
 }

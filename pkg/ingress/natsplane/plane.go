@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,10 +24,12 @@ const (
 	defaultPendingBytes    = 32 << 20
 	// minPendingPayloads keeps the byte limit above a few of the largest messages, else a single one could be more than is allowed to wait.
 	minPendingPayloads = 4
+	// closeFlushTimeout bounds how long Close waits for the last replies to leave.
+	closeFlushTimeout = 2 * time.Second
+	// confirmPause is the pause before the server is asked again about a subscription after the connection was lost.
+	confirmPause = 10 * time.Millisecond
 	// defaultFlushTimeout bounds the round trip to the server when the caller's context has no deadline.
 	defaultFlushTimeout = 10 * time.Second
-	// logPeriod is how often a condition that repeats with each message is logged.
-	logPeriod = 5 * time.Second
 )
 
 // ErrClosed is returned after Close.
@@ -52,8 +56,8 @@ type Config struct {
 type Plane struct {
 	cfg Config
 	log zerolog.Logger
-	// noisy is log for what can come with every message.
-	noisy zerolog.Logger
+	// For lines that can come with every message or every attempt.
+	logLoss, logReply, logServer, logOutage, logMalformed zerolog.Logger
 
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
@@ -62,6 +66,10 @@ type Plane struct {
 
 	// Both belong to the supervisor: the epoch that was proven, and the number of the latest proof.
 	proven, nonce uint64
+
+	// subscribing is held while subscriptions are made, which may wait for the library; mu never is held over a call into the library, because that holds its own
+	// lock while it connects.
+	subscribing sync.Mutex
 
 	mu        sync.Mutex
 	conn      *Conn
@@ -77,8 +85,9 @@ func Connect(ctx context.Context, cfg Config) (*Plane, error) {
 	own, stop := context.WithCancel(context.WithoutCancel(ctx))
 	p := &Plane{
 		cfg: cfg, log: cfg.Logger,
-		noisy: cfg.Logger.Sample(&zerolog.BurstSampler{Burst: 1, Period: logPeriod}),
-		ctx:   own, stop: stop,
+		logLoss: ingress.Limited(cfg.Logger), logReply: ingress.Limited(cfg.Logger), logServer: ingress.Limited(cfg.Logger),
+		logOutage: ingress.Limited(cfg.Logger), logMalformed: ingress.Limited(cfg.Logger),
+		ctx: own, stop: stop,
 		kick:      make(chan struct{}, 1),
 		endpoints: map[string]*endpoint{},
 		state:     State{Reason: "connecting", Since: time.Now()},
@@ -102,7 +111,7 @@ func Connect(ctx context.Context, cfg Config) (*Plane, error) {
 func (p *Plane) Serve(ctx context.Context, subject string, admitter ingress.Admitter) error {
 	e := &endpoint{
 		plane: p, subject: subject,
-		intake: ingress.Intake{Plane: ingress.NATS, Admitter: admitter, Observer: p.cfg.Observer, Logger: p.noisy},
+		intake: ingress.Intake{Plane: ingress.NATS, Admitter: admitter, Observer: p.cfg.Observer, Logger: p.logMalformed},
 	}
 	if err := p.add(e); err != nil {
 		return fmt.Errorf("serve %s: %w", subject, err)
@@ -115,35 +124,53 @@ func (p *Plane) Serve(ctx context.Context, subject string, admitter ingress.Admi
 }
 
 func (p *Plane) add(e *endpoint) error {
+	p.subscribing.Lock()
+	defer p.subscribing.Unlock()
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+	conn, closed, served := p.conn, p.closed, p.endpoints[e.subject] != nil
+	p.mu.Unlock()
+	if closed {
 		return ErrClosed
 	}
-	if p.endpoints[e.subject] != nil {
+	if served {
 		return ErrSubjectServed
 	}
-	if err := p.subscribe(e); err != nil {
+	if err := p.subscribe(conn, e); err != nil {
 		return err
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.endpoints[e.subject] = e
 	return nil
 }
 
-// subscribe starts a reader of e on the present connection. The caller holds mu.
-func (p *Plane) subscribe(e *endpoint) error {
-	sub, err := p.conn.QueueSubscribeSync(e.subject, queueGroup)
+// subscribe starts a reader of e on a connection. The caller holds subscribing.
+func (p *Plane) subscribe(conn *Conn, e *endpoint) error {
+	sub, err := conn.QueueSubscribeSync(e.subject, queueGroup)
 	if err != nil {
 		return fmt.Errorf("subscribe: %w", err)
 	}
-	if err := sub.SetPendingLimits(p.pendingLimits()); err != nil {
+	if err := sub.SetPendingLimits(p.pendingLimits(conn)); err != nil {
 		return errors.Join(fmt.Errorf("set pending limits: %w", err), sub.Unsubscribe())
 	}
-	e.attach(sub)
+	if !e.attach(sub) {
+		return errors.Join(ErrClosed, sub.Unsubscribe())
+	}
 	return nil
 }
 
-func (p *Plane) pendingLimits() (messages, bytes int) {
+// spawn runs a goroutine that Close waits for, unless the plane is closed already.
+func (p *Plane) spawn(f func()) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.done.Go(f)
+	return true
+}
+
+func (p *Plane) pendingLimits(conn *Conn) (messages, bytes int) {
 	messages, bytes = p.cfg.PendingMessages, p.cfg.PendingBytes
 	if messages <= 0 {
 		messages = defaultPendingMessages
@@ -151,21 +178,31 @@ func (p *Plane) pendingLimits() (messages, bytes int) {
 	if bytes <= 0 {
 		bytes = defaultPendingBytes
 	}
-	return messages, max(bytes, minPendingPayloads*int(p.conn.MaxPayload()))
+	return messages, max(bytes, minPendingPayloads*int(conn.MaxPayload()))
 }
 
 // confirm waits until the server has processed the subscription, and tells when it did not allow it.
 func (p *Plane) confirm(ctx context.Context, e *endpoint) error {
-	if err := p.flush(ctx); err != nil {
-		return fmt.Errorf("wait for the subscription: %w", err)
+	ctx, cancel := context.WithTimeout(ctx, defaultFlushTimeout)
+	defer cancel()
+	for {
+		err := p.flush(ctx)
+		if err == nil {
+			// A denial precedes the answer to the flush, so it is known by now.
+			if err := e.denied(); err != nil {
+				return err
+			}
+			e.confirmed.Store(true)
+			return nil
+		}
+		// A lost connection fails the flush, and the subscription is made again on the next one.
+		if !errors.Is(err, nats.ErrConnectionClosed) || sleep(ctx, confirmPause) != nil || p.ctx.Err() != nil {
+			return fmt.Errorf("wait for the subscription: %w", err)
+		}
 	}
-	// A denial precedes the answer to the flush, so it is known by now.
-	return e.denied()
 }
 
 func (p *Plane) flush(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, defaultFlushTimeout)
-	defer cancel()
 	p.mu.Lock()
 	conn := p.conn
 	p.mu.Unlock()
@@ -175,7 +212,7 @@ func (p *Plane) flush(ctx context.Context) error {
 func (p *Plane) connected() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.conn.IsConnected()
+	return p.link.up
 }
 
 func (p *Plane) remove(e *endpoint) {
@@ -201,10 +238,7 @@ func (p *Plane) State() State {
 // and the cause is returned. The connection stays, so replies and Serve still work.
 func (p *Plane) Drain(ctx context.Context) error {
 	p.mu.Lock()
-	endpoints := make([]*endpoint, 0, len(p.endpoints))
-	for _, e := range p.endpoints {
-		endpoints = append(endpoints, e)
-	}
+	endpoints := slices.Collect(maps.Values(p.endpoints))
 	clear(p.endpoints)
 	p.mu.Unlock()
 	var errs []error
@@ -219,23 +253,46 @@ func (p *Plane) Drain(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Close ends the subscriptions and the connection. Replies that were given are sent first, as far as ctx allows. It is safe to call twice.
+// Close ends the subscriptions and the connection. Replies that were given are sent first, as far as ctx allows. An error means that an Admitter has not returned.
+// It is safe to call twice.
 func (p *Plane) Close(ctx context.Context) error {
 	p.mu.Lock()
 	first := !p.closed
 	p.closed = true
-	conn := p.conn
+	conn, up := p.conn, p.link.up
 	p.mu.Unlock()
-	if first && conn.IsConnected() {
-		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-		// The result does not matter: the connection ends either way, and whoever lost a reply asks another worker.
-		_ = conn.FlushWithContext(ctx)
-		cancel()
+	if first && up {
+		flushReplies(ctx, conn)
 	}
 	p.stop()
 	// The supervisor may be about to replace the connection, so it is the one that closes it.
-	p.done.Wait()
-	return nil
+	ended := make(chan struct{})
+	go func() {
+		p.done.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("close the nats plane: %w", context.Cause(ctx))
+	}
+}
+
+// flushReplies sends what the library has collected. The result does not matter: the connection ends either way, and whoever lost a reply asks another worker.
+func flushReplies(ctx context.Context, conn *Conn) {
+	ctx, cancel := context.WithTimeout(ctx, closeFlushTimeout)
+	defer cancel()
+	flushed := make(chan struct{})
+	// If the library is just connecting it does not look at the context; closing the connection, which comes next, ends this goroutine then.
+	go func() {
+		defer close(flushed)
+		_ = conn.FlushWithContext(ctx)
+	}()
+	select {
+	case <-flushed:
+	case <-ctx.Done():
+	}
 }
 
 // header makes the plane's headers independent of how their names are written. The first value of each counts.

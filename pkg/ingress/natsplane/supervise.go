@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -47,11 +49,12 @@ func (p *Plane) open(ctx context.Context) (*Conn, error) {
 			p.event(nc, func(l *link) { l.up, l.err = true, nil })
 		}),
 		nats.ClosedHandler(func(nc *nats.Conn) {
-			p.event(nc, func(l *link) { l.up, l.gone, l.err = false, true, nc.LastError() })
+			err := nc.LastError()
+			p.event(nc, func(l *link) { l.up, l.gone, l.err = false, true, err })
 		}),
 		nats.ErrorHandler(p.asyncError),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
-			p.noisy.Warn().Err(err).Str("server", p.cfg.Conn.redacted()).Msg("nats cannot be reached")
+			p.logOutage.Warn().Err(err).Str("server", p.cfg.Conn.redacted()).Msg("nats cannot be reached")
 		}),
 	)
 }
@@ -62,13 +65,17 @@ func (p *Plane) adopt(conn *Conn) error {
 	if err != nil {
 		return fmt.Errorf("subscribe to a private subject: %w", err)
 	}
+	up, gone := conn.IsConnected(), conn.IsClosed()
+	p.subscribing.Lock()
+	defer p.subscribing.Unlock()
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.conn = conn
 	// Events of this connection were ignored until now.
-	p.link = link{epoch: p.link.epoch + 1, up: conn.IsConnected(), gone: conn.IsClosed(), proof: proof}
-	for _, e := range p.endpoints {
-		if err := p.subscribe(e); err != nil {
+	p.link = link{epoch: p.link.epoch + 1, up: up, gone: gone, proof: proof}
+	endpoints := slices.Collect(maps.Values(p.endpoints))
+	p.mu.Unlock()
+	for _, e := range endpoints {
+		if err := p.subscribe(conn, e); err != nil {
 			return fmt.Errorf("serve %s again: %w", e.subject, err)
 		}
 	}
@@ -99,7 +106,7 @@ func (p *Plane) wake() {
 
 // asyncError gets what the server or the library has to say outside of any call.
 func (p *Plane) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
-	ev := p.noisy.Warn().Err(err)
+	ev := p.logServer.Warn().Err(err)
 	if sub != nil {
 		ev = ev.Str("subject", sub.Subject)
 	}
@@ -157,10 +164,10 @@ func (p *Plane) step() bool {
 	p.mu.Unlock()
 	switch {
 	case l.gone:
-		p.lost(l.err)
+		p.lost("connection lost", l.err)
 		return p.reopen(conn)
 	case !l.up:
-		p.lost(l.err)
+		p.lost("connection lost", l.err)
 		return false
 	case healthy && p.proven == l.epoch:
 		if l.suspect {
@@ -170,21 +177,22 @@ func (p *Plane) step() bool {
 	default:
 		if healthy {
 			// Lost and back before anybody looked.
-			p.lost(l.err)
+			p.lost("connection lost", l.err)
 		}
 		return p.regain(conn, l)
 	}
 }
 
-func (p *Plane) lost(err error) {
+// lost ends the healthy state.
+func (p *Plane) lost(what string, err error) {
 	if !p.State().Healthy {
 		return
 	}
-	reason := "connection lost"
+	p.log.Warn().Err(err).Str("server", p.cfg.Conn.redacted()).Msg("nats " + what)
+	reason := what
 	if err != nil {
 		reason += ": " + err.Error()
 	}
-	p.log.Warn().Err(err).Str("server", p.cfg.Conn.redacted()).Msg("nats connection lost")
 	p.setState(func(s *State) { s.Healthy, s.Reason, s.Server = false, reason, "" })
 }
 
@@ -201,7 +209,7 @@ func (p *Plane) reopen(old *Conn) bool {
 			conn.Close()
 		}
 		if p.ctx.Err() == nil {
-			p.noisy.Warn().Err(err).Msg("nats connection cannot be opened again")
+			p.logOutage.Warn().Err(err).Msg("nats connection cannot be opened again")
 			_ = sleep(p.ctx, pause.NextBackOff())
 		}
 	}
@@ -234,23 +242,23 @@ func (p *Plane) regain(conn *Conn, l link) bool {
 
 func (p *Plane) regained(conn *Conn, epoch uint64) {
 	p.mu.Lock()
-	if p.link.epoch != epoch {
-		p.mu.Unlock()
+	current, since := p.link.epoch == epoch, p.state.Since
+	endpoints := slices.Collect(maps.Values(p.endpoints))
+	p.mu.Unlock()
+	if !current {
 		return
 	}
-	since := p.state.Since
-	messages, bytes := p.pendingLimits()
-	for _, e := range p.endpoints {
+	messages, bytes := p.pendingLimits(conn)
+	for _, e := range endpoints {
 		e.setLimits(messages, bytes)
 	}
-	p.mu.Unlock()
+	server, limit := conn.ConnectedUrlRedacted(), conn.MaxPayload()
 	p.proven = epoch
 	p.setState(func(s *State) {
-		s.Healthy, s.Reason, s.Server, s.MaxPayload = true, "", conn.ConnectedUrlRedacted(), conn.MaxPayload()
+		s.Healthy, s.Reason, s.Server, s.MaxPayload = true, "", server, limit
 		s.Reconnects++
 	})
-	p.log.Info().Str("server", conn.ConnectedUrlRedacted()).Int64("max_payload", conn.MaxPayload()).
-		Dur("outage", time.Since(since)).Msg("nats serves again")
+	p.log.Info().Str("server", server).Int64("max_payload", limit).Dur("outage", time.Since(since)).Msg("nats serves again")
 }
 
 // recheck looks after the subscriptions of a healthy connection.
@@ -259,7 +267,7 @@ func (p *Plane) recheck(conn *Conn) {
 	if err == nil {
 		return
 	}
-	p.lost(err)
+	p.lost("subscription lost", err)
 	// Only a new connection makes the server think again.
 	if err := conn.ForceReconnect(); err != nil {
 		p.log.Warn().Err(err).Msg("nats connection cannot be renewed")
@@ -268,12 +276,12 @@ func (p *Plane) recheck(conn *Conn) {
 
 func (p *Plane) denied() error {
 	p.mu.Lock()
-	endpoints := make([]*endpoint, 0, len(p.endpoints))
-	for _, e := range p.endpoints {
-		endpoints = append(endpoints, e)
-	}
+	endpoints := slices.Collect(maps.Values(p.endpoints))
 	p.mu.Unlock()
 	for _, e := range endpoints {
+		if !e.confirmed.Load() {
+			continue
+		}
 		if err := e.denied(); err != nil {
 			return fmt.Errorf("subject %s: %w", e.subject, err)
 		}
@@ -328,7 +336,7 @@ func (p *Plane) roundTrip(ctx context.Context, conn *Conn, private *nats.Subscri
 			}
 		case errors.Is(err, nats.ErrPermissionViolation), errors.Is(conn.LastError(), nats.ErrPermissionViolation):
 			// An account may be allowed the subjects of its endpoints and replies only. Then the server's answer to the flush has to do.
-			p.noisy.Warn().Err(err).Msg("nats account may not use private subjects, so the proof of life is weaker")
+			p.logServer.Warn().Err(err).Msg("nats account may not use private subjects, so the proof of life is weaker")
 			return nil
 		default:
 			return fmt.Errorf("wait for a message of our own: %w", err)
@@ -350,9 +358,8 @@ func (p *Plane) proveFirst(ctx context.Context, conn *Conn) error {
 		return err
 	}
 	p.proven = l.epoch
-	p.setState(func(s *State) {
-		s.Healthy, s.Reason, s.Server, s.MaxPayload = true, "", conn.ConnectedUrlRedacted(), conn.MaxPayload()
-	})
+	server, limit := conn.ConnectedUrlRedacted(), conn.MaxPayload()
+	p.setState(func(s *State) { s.Healthy, s.Reason, s.Server, s.MaxPayload = true, "", server, limit })
 	return nil
 }
 

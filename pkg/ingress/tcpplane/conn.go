@@ -71,7 +71,7 @@ func (c *conn) handshake() error {
 
 func (c *conn) broken(err error) {
 	c.plane.cfg.Observer.Note(ingress.TCP, ingress.ConnectionBroken, 1, err)
-	c.plane.noisy.Warn().Err(err).Str("peer", c.nc.RemoteAddr().String()).Msg("connection of the tcp request plane ended")
+	c.plane.logBroken.Warn().Err(err).Str("peer", c.nc.RemoteAddr().String()).Msg("connection of the tcp request plane ended")
 }
 
 // errQuiet ends a connection that has nothing more to say while the plane drains.
@@ -183,7 +183,7 @@ const discardStep = 4 << 20
 
 func (c *conn) malformed(err error) error {
 	c.plane.cfg.Observer.Note(ingress.TCP, ingress.Malformed, 1, err)
-	c.plane.noisy.Warn().Err(err).Str("peer", c.nc.RemoteAddr().String()).Msg("request refused: its headers cannot be read")
+	c.plane.logMalformed.Warn().Err(err).Str("peer", c.nc.RemoteAddr().String()).Msg("request refused: its headers cannot be read")
 	return c.reply(wire.UnavailableReply("malformed request: " + err.Error()))
 }
 
@@ -192,7 +192,7 @@ func (c *conn) answer(req wire.PlaneRequest, size *wire.SizeError) error {
 	in := c.plane.endpoint(req.Path)
 	if in == nil {
 		c.plane.cfg.Observer.Note(ingress.TCP, ingress.UnknownEndpoint, 1, nil)
-		c.plane.noisy.Warn().Str("path", fmt.Sprintf("%.200q", req.Path)).Str("peer", c.nc.RemoteAddr().String()).Msg("request refused: nobody serves its path")
+		c.plane.logPath.Warn().Str("path", fmt.Sprintf("%.200q", req.Path)).Str("peer", c.nc.RemoteAddr().String()).Msg("request refused: nobody serves its path")
 		return c.reply(wire.UnavailableReply(fmt.Sprintf("no endpoint at %.200q", req.Path)))
 	}
 	reply, start := in.Take(ingress.Message{Data: req.Payload, Headers: lowerKeys(req.Headers), Oversize: size})

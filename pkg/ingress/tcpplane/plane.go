@@ -23,8 +23,6 @@ const (
 	defaultReplyTimeout   = 10 * time.Second
 	defaultTLSTimeout     = 3 * time.Second
 	defaultQuiet          = 100 * time.Millisecond
-	// logPeriod is how often a condition that repeats with each message is logged.
-	logPeriod = 5 * time.Second
 )
 
 var (
@@ -62,13 +60,13 @@ type Config struct {
 
 // Plane is the TCP request plane of a worker.
 type Plane struct {
-	cfg       Config
-	log       zerolog.Logger
-	noisy     zerolog.Logger // for what can come with every message or connection
-	listener  net.Listener
-	advertise netip.AddrPort
-	done      sync.WaitGroup
-	drain     chan struct{} // closed when draining begins
+	cfg Config
+	// For lines that can come with every message or connection.
+	logAccept, logFull, logBroken, logPath, logMalformed zerolog.Logger
+	listener                                             net.Listener
+	advertise                                            netip.AddrPort
+	done                                                 sync.WaitGroup
+	drain                                                chan struct{} // closed when draining begins
 
 	mu        sync.RWMutex
 	endpoints map[string]*ingress.Intake
@@ -88,8 +86,9 @@ func Listen(cfg Config) (*Plane, error) {
 		return nil, errors.Join(err, ln.Close())
 	}
 	p := &Plane{
-		cfg: cfg, log: cfg.Logger,
-		noisy:    cfg.Logger.Sample(&zerolog.BurstSampler{Burst: 1, Period: logPeriod}),
+		cfg:       cfg,
+		logAccept: ingress.Limited(cfg.Logger), logFull: ingress.Limited(cfg.Logger), logBroken: ingress.Limited(cfg.Logger),
+		logPath: ingress.Limited(cfg.Logger), logMalformed: ingress.Limited(cfg.Logger),
 		listener: ln, advertise: addr, drain: make(chan struct{}),
 		endpoints: map[string]*ingress.Intake{}, conns: map[*conn]struct{}{},
 	}
@@ -138,7 +137,7 @@ func (p *Plane) Serve(path string, admitter ingress.Admitter) error {
 	if p.endpoints[path] != nil {
 		return fmt.Errorf("serve %s: %w", path, ErrPathServed)
 	}
-	p.endpoints[path] = &ingress.Intake{Plane: ingress.TCP, Admitter: admitter, Observer: p.cfg.Observer, Logger: p.noisy}
+	p.endpoints[path] = &ingress.Intake{Plane: ingress.TCP, Admitter: admitter, Observer: p.cfg.Observer, Logger: p.logMalformed}
 	return nil
 }
 
@@ -163,7 +162,7 @@ func (p *Plane) accept() {
 			return
 		}
 		// Mostly a lack of file descriptors, which passes.
-		p.noisy.Warn().Err(err).Msg("tcp request plane cannot accept a connection")
+		p.logAccept.Warn().Err(err).Msg("tcp request plane cannot accept a connection")
 		t := time.NewTimer(pause.NextBackOff())
 		select {
 		case <-t.C:
@@ -185,12 +184,12 @@ func (p *Plane) admit(nc net.Conn) {
 		p.done.Go(c.serve)
 	}
 	p.mu.Unlock()
-	if full || draining {
-		_ = nc.Close()
-	}
 	if full {
 		p.cfg.Observer.Note(ingress.TCP, ingress.ConnectionRefused, 1, nil)
-		p.noisy.Warn().Int("limit", p.cfg.MaxConnections).Str("peer", nc.RemoteAddr().String()).Msg("tcp request plane has too many connections")
+		p.logFull.Warn().Int("limit", p.cfg.MaxConnections).Str("peer", nc.RemoteAddr().String()).Msg("tcp request plane has too many connections")
+	}
+	if full || draining {
+		_ = nc.Close()
 	}
 }
 
