@@ -54,6 +54,7 @@ class EtcdOutage(Outage):
 
     def lease_revoked(self):
         before = self.worker.records()
+        losses = self.worker.metric("dynworker_etcd_lease_losses_total")
         streams = self.open_streams("lease revoked", 8)
         watch = self.stack.etcd.watch("v1/")
         self.stack.etcd.revoke(before[self.worker.key].lease)
@@ -65,10 +66,14 @@ class EtcdOutage(Outage):
         for key in before:
             expect(now[key].lease not in (0, before[key].lease), f"{key} is not under a new lease")
         served = self.served_again(10)
+        losses = self.worker.metric("dynworker_etcd_lease_losses_total") - losses
+        expect(losses == 1, f"the daemon counted {losses} lost leases")
+        health = self.worker.status.get("/health")
+        expect(health.status == 200, f"/health: {health}")
         remark = streams.finish(self.reference, 60)
         self.same_process()
         return (f"instance and card seen to vanish, back after at most {worst:.2f} s, byte-equal, under lease "
-                f"{now[self.worker.key].lease:x} instead of {before[self.worker.key].lease:x}; served {served:.1f} s later; {remark}")
+                f"{now[self.worker.key].lease:x} instead of {before[self.worker.key].lease:x}; served {served:.1f} s later, one loss counted; {remark}")
 
     def _gap(self, watch, key):
         """Seconds between the last deletion of key and its return."""

@@ -10,6 +10,7 @@ from .environment import clean
 from .http_client import Api
 from .procs import wait_for
 from .relay import Relay
+from .report import CheckFailed
 
 NAMESPACE = "interop"
 INSTANCES = f"v1/instances/{NAMESPACE}/backend/generate/"
@@ -73,6 +74,14 @@ class Worker:
     def records(self):
         """The instance and the model card as they are in etcd now: {key: Record}."""
         return {k: r for k in (self.key, self.card_key) if (r := self._etcd.get(k))}
+
+    def metric(self, name):
+        """The sum over all samples of a metric."""
+        lines = self.status.get("/metrics").text.splitlines()
+        values = [float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
+        if not values:
+            raise CheckFailed(f"/metrics has no {name}")
+        return sum(values)
 
     def calls(self):
         """All requests that reached the engine, in order."""
