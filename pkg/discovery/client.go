@@ -40,8 +40,10 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 	defer cancel()
 	start := time.Now()
 	pause := newBackOff()
+	// One for all tries: the last one may be too short to find out what is wrong, and then tells what the one before found.
+	d := newDialer()
 	for tries := 1; ; tries++ {
-		c, err := open(ctx, cfg, tlsConfig)
+		c, err := open(ctx, cfg, tlsConfig, d)
 		switch {
 		case err == nil:
 			cfg.Logger.Info().Str("endpoints", where).Dur("after", time.Since(start)).Msg("connected to etcd")
@@ -67,8 +69,7 @@ func Connect(ctx context.Context, cfg Config) (*Client, error) {
 }
 
 // open makes a client and sees whether etcd answers it.
-func open(ctx context.Context, cfg Config, tlsConfig *tls.Config) (*Client, error) {
-	d := newDialer()
+func open(ctx context.Context, cfg Config, tlsConfig *tls.Config, d *dialer) (*Client, error) {
 	base, cancel := context.WithCancel(context.Background())
 	// Making a client includes the login, which knows no context but the one of the client's whole life.
 	base, why := d.withCause(base)

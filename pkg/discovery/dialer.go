@@ -27,7 +27,9 @@ func (d *dialer) dial(ctx context.Context, address string) (net.Conn, error) {
 	c, err := nd.DialContext(ctx, "tcp", address)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.err = err
+	if !errors.Is(ctx.Err(), context.Canceled) { // a try that was called off says nothing about the network
+		d.err = err
+	}
 	if err != nil {
 		return nil, err
 	}
