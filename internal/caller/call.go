@@ -33,6 +33,8 @@ type Call struct {
 	CallHomeTimeout time.Duration
 	// Trace keeps all frames for Stream.Frames.
 	Trace bool
+	// KeepOpen leaves the connection open after the end mark, for AwaitClose. A frontend closes it.
+	KeepOpen bool
 
 	// Edit changes the control header, and Mangle the whole message, before it is sent. They are for requests that no frontend sends.
 	Edit   func(*wire.RequestControl)

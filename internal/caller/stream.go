@@ -30,6 +30,7 @@ type Stream struct {
 	ctx    context.Context
 	unhook func() bool
 	traced bool
+	keep   bool
 
 	// These belong to the goroutine that calls Next.
 	prologue bool
@@ -44,7 +45,7 @@ type Stream struct {
 }
 
 func (c *Caller) newStream(ctx context.Context, call *Call, h *home) (*Stream, error) {
-	s := &Stream{ID: call.ID, caller: c, conn: h.conn, reader: h.reader, codec: call.Codec, ctx: ctx, traced: call.Trace}
+	s := &Stream{ID: call.ID, caller: c, conn: h.conn, reader: h.reader, codec: call.Codec, ctx: ctx, traced: call.Trace, keep: call.KeepOpen}
 	s.record(FrameHandshake, h.handshake)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,10 +185,25 @@ func (s *Stream) frame() (wire.Frame, error) {
 // ended remembers how the answer ended. Once complete the connection is closed at once and hard, as the frontend does it.
 func (s *Stream) ended(err error) error {
 	s.end = err
-	if err == io.EOF {
+	if err == io.EOF && !s.keep {
 		s.hardClose()
 	}
 	return err
+}
+
+// AwaitClose ends the sending direction of a complete answer that was kept open, and waits until the worker has ended the other one. It belongs to the goroutine that calls Next.
+func (s *Stream) AwaitClose() error {
+	if err := s.HalfClose(); err != nil {
+		return fmt.Errorf("end the sending direction: %w", err)
+	}
+	switch _, err := s.frame(); {
+	case errors.Is(err, ErrIncomplete), errors.Is(err, ErrCancelled):
+		return nil
+	case err != nil:
+		return err
+	default:
+		return fmt.Errorf("%w: a frame after the end", ErrProtocol)
+	}
 }
 
 // Stop asks the worker to end the generation, as the frontend does when its client goes away or a stop string was found.

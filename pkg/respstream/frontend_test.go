@@ -157,4 +157,16 @@ func (c countingConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
+// slowConn lets a write return only when release is closed.
+type slowConn struct {
+	net.Conn
+	release <-chan struct{}
+}
+
+func (c slowConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	<-c.release
+	return n, err
+}
+
 var errTest = errors.New("test")

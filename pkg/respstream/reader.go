@@ -61,9 +61,12 @@ func verdict(f wire.Frame, err error) error {
 // heard acts on a verdict and tells whether the reader is done.
 func (s *Stream) heard(cause error) bool {
 	s.mu.Lock()
-	lingering, closed := s.lingering, s.closed
-	if cause == errHalfClose {
+	finishing, lingering, closed := s.finishing, s.lingering, s.closed
+	switch {
+	case cause == errHalfClose:
 		s.halfClosed = true
+	case finishing && !lingering && !errors.Is(cause, os.ErrDeadlineExceeded):
+		s.late = cause
 	}
 	s.mu.Unlock()
 	switch {
@@ -80,6 +83,10 @@ func (s *Stream) heard(cause error) bool {
 		return true
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		// A failed write asks what the reader knows, which is nothing.
+		return true
+	case finishing:
+		// It may only be the frontend's close; Finish knows when its write has returned. Closing ends a write that hangs.
+		s.close()
 		return true
 	default:
 		s.endWith(cause)

@@ -48,6 +48,10 @@ type Stream struct {
 	mu sync.Mutex
 	// over is why nothing may be written any more, nil while it may.
 	over error
+	// finishing means that the end of the stream is being written. The frontend may have it, and close, before the write returns here, so what is heard from now
+	// on counts only if the write fails. It is kept in late.
+	finishing bool
+	late      error
 	// lingering means that the stream is complete and only the frontend's close is awaited.
 	lingering bool
 	// halfClosed means that the client has closed its sending direction.
@@ -105,6 +109,7 @@ func (s *Stream) Refuse(e *protocol.Error) error {
 		return ErrAccepted
 	}
 	s.prologue = true
+	s.beginFinish()
 	w := s.collect()
 	w.b = wire.AppendPrologueError(w.b, e.Error(), e.AppendJSON(nil))
 	if err := s.Flush(); err != nil {
@@ -157,6 +162,7 @@ func (s *Stream) Finish() error {
 	if err := s.writable(); err != nil {
 		return err
 	}
+	s.beginFinish()
 	s.appendPrologue()
 	w := s.collect()
 	start := len(w.b)
@@ -247,6 +253,12 @@ func (s *Stream) writeFailed(err error) error {
 	// The kernel reports a reset only once, to reader or writer. If the reader is still there it is about to tell; a closed or broken connection keeps nobody waiting.
 	_ = s.conn.SetReadDeadline(time.Now().Add(verdictTime))
 	<-s.readDone
+	s.mu.Lock()
+	late := s.late
+	s.mu.Unlock()
+	if late != nil {
+		return s.endWith(late)
+	}
 	if errors.Is(err, syscall.ECONNRESET) {
 		return s.endWith(fmt.Errorf("%w: %w", ErrReset, err))
 	}
@@ -283,6 +295,12 @@ func (s *Stream) close() {
 	}
 }
 
+func (s *Stream) beginFinish() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.finishing = true
+}
+
 // linger ends the stream for the handler and leaves the connection to the reader, which closes it after the frontend.
 func (s *Stream) linger() {
 	s.mu.Lock()
@@ -291,7 +309,7 @@ func (s *Stream) linger() {
 		s.over = ErrFinished
 		s.lingering = true
 	}
-	closeNow := s.halfClosed
+	closeNow := s.halfClosed || s.late != nil
 	s.mu.Unlock()
 	if ended {
 		return

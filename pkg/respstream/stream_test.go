@@ -410,6 +410,50 @@ func TestCloseCutsWhatIsLeft(t *testing.T) {
 	})
 }
 
+// A quick frontend has read the end and reset the connection before the worker's last write has returned.
+func TestResetBeforeTheLastWriteReturns(t *testing.T) {
+	for name, last := range map[string]func(*Stream) error{
+		"finish": (*Stream).Finish,
+		"refuse": func(s *Stream) error { return s.Refuse(protocol.Overloaded("no room")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			release := make(chan struct{})
+			d := NewDialer(Config{Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+				c, err := new(net.Dialer).DialContext(ctx, network, address)
+				return slowConn{c, release}, err
+			}})
+			s, f := start(t, d)
+			result := make(chan error, 1)
+			go func() { result <- last(s) }()
+			f.header(t)
+			f.header(t)
+			f.reset(t)
+			<-s.readDone
+			require.NoError(t, s.Context().Err())
+			close(release)
+			require.NoError(t, <-result)
+			require.ErrorIs(t, context.Cause(s.Context()), ErrFinished)
+			closeDialer(t, d)
+		})
+	}
+}
+
+func TestStopWhileTheLastWriteHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var network pipes
+		d := NewDialer(Config{Dial: network.dial})
+		s, err := d.Dial(t.Context(), info("127.0.0.1:1"))
+		require.NoError(t, err)
+		result := make(chan error, 1)
+		go func() { result <- s.Finish() }()
+		synctest.Wait()
+		network.peer(0).send(t, wire.AppendControl(nil, wire.ControlStop))
+		require.ErrorIs(t, <-result, ErrStop)
+		require.ErrorIs(t, context.Cause(s.Context()), ErrStop)
+		closeDialer(t, d)
+	})
+}
+
 // The kernel tells of a reset once, to whoever asks first; the writer must not take it for a client that has closed.
 func TestResetWhileWriting(t *testing.T) {
 	d := NewDialer(Config{})
