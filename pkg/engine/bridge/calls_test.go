@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
@@ -91,19 +92,20 @@ func TestRecordedCalls(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(text, &cases))
 	require.Len(t, cases, 95)
-	c := start(t, bridgetest.Setup{}, args{"max_seq_len": 8192}, bridge.Options{})
+	fast := start(t, bridgetest.Setup{}, args{"max_seq_len": 8192}, bridge.Options{})
+	// With this delay no recorded request is done before it is cancelled.
+	slow := start(t, bridgetest.Setup{Env: []string{"STANDIN_DELAY_MS=200"}}, nil, bridge.Options{AbortGrace: time.Millisecond})
 	for i, tt := range cases {
 		if slices.Contains(without, tt.Case) {
 			continue
 		}
 		t.Run(tt.Case, func(t *testing.T) {
-			before := len(c.log.Calls(t))
-			id, call := uint64(i), tt.Events[0]
+			id, call, c := uint64(i), tt.Events[0], fast
 			cancelled := len(tt.Events) > 1
 			if cancelled {
-				// Without delay the stand-in would be done before the cancel: let it run long.
-				call["sampling_params"].(map[string]any)["max_tokens"] = 200000.0
+				c = slow
 			}
+			before := len(c.log.Calls(t))
 			c.generate(id, prompt(call), orderOf(t, call))
 			if cancelled {
 				c.cancel(id)

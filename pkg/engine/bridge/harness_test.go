@@ -313,9 +313,17 @@ func (c *child) requireEOF() {
 // workers that the stand-in started in sessions of their own.
 func (c *child) requireNobodyLeft() {
 	c.t.Helper()
-	require.ErrorIs(c.t, unix.Kill(-c.cmd.Process.Pid, 0), unix.ESRCH, "the bridge's process group lives on")
+	entries, err := os.ReadDir("/proc")
+	require.NoError(c.t, err)
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			state, group := stat(pid)
+			require.False(c.t, alive(state) && group == c.cmd.Process.Pid, "process %d of the bridge's group lives on", pid)
+		}
+	}
 	for _, pid := range workers(c.t, c.log) {
-		require.False(c.t, alive(pid), "worker process %d lives on", pid)
+		state, _ := stat(pid)
+		require.False(c.t, alive(state), "worker process %d lives on", pid)
 	}
 }
 
@@ -328,15 +336,19 @@ func workers(t *testing.T, log bridgetest.Log) (pids []int) {
 	return pids
 }
 
-// alive tells a running process from none and from one that only waits to be reaped.
-func alive(pid int) bool {
+// stat gives a process's state letter and group; no letter without a process.
+func stat(pid int) (state string, group int) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return false
+		return "", 0
 	}
-	_, rest, _ := strings.Cut(string(text), ") ")
-	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	group, _ = strconv.Atoi(fields[2])
+	return fields[0], group
 }
+
+// alive tells a running process from none and from one that only waits to be reaped.
+func alive(state string) bool { return state != "" && state != "Z" && state != "X" }
 
 func itoa(n int) string { return strconv.Itoa(n) }
 

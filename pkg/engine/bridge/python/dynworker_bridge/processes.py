@@ -62,16 +62,16 @@ def descendants(root=None):
 
 
 def kill_descendants(seconds):
-    """Kills everything below this process, leaves first, until nothing is left or time is up.
-    Returns what is left."""
+    """Kills everything below this process, leaves first, until nothing is left, not even an
+    exit status, or time is up. Returns what is left."""
     until = time.monotonic() + seconds
     while True:
         below = descendants()
-        if not below or time.monotonic() > until:
-            return below
         for process in reversed(below):
             _kill(process)
-        _reap()
+        # what loses its parent becomes our child, so no child means nobody at all
+        if _reap() and not below or time.monotonic() > until:
+            return below
         time.sleep(0.01)
 
 
@@ -92,9 +92,11 @@ def _kill(process):
 
 
 def _reap():
-    """Takes the exit status of dead children, our own and adopted ones."""
+    """Takes the exit status of dead children, our own and adopted ones. True when there are no
+    children any more."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except OSError:
-        pass
+        return False
+    except ChildProcessError:
+        return True

@@ -35,22 +35,29 @@ def soft_cap(active, new, multiplier, cap):
 
 
 class DefaultADPRouter:
-    """Honours a rank with room, else takes the rank with the fewest prompt tokens."""
+    """Honours a rank with room, else evens out the number of prompt tokens."""
 
     def __init__(self, ranks):
         self.tokens = [0] * ranks
 
     def route(self, batch, active, cap):
-        placed = []
+        placed, rest = [], []
         for request in sorted(batch, key=lambda r: r.relax or r.rank is None):
-            rank = request.rank
-            if rank is None or active[rank] >= cap:
-                room = [r for r in range(len(active)) if active[r] < cap]
-                rank = min(room, key=lambda r: (self.tokens[r], active[r], r))
-            active[rank] += 1
-            self.tokens[rank] += request.tokens
-            placed.append((request, rank))
+            if request.rank is None or active[request.rank] >= cap:
+                rest.append(request)
+            else:
+                placed.append(self._place(request, request.rank, active))
+        share = soft_cap(active, len(rest), 1, cap)
+        for request in sorted(rest, key=lambda r: -r.tokens):
+            room = [r for r in range(len(active)) if active[r] < share]
+            rank = min(room, key=lambda r: (self.tokens[r], active[r], r))
+            placed.append(self._place(request, rank, active))
         return placed
+
+    def _place(self, request, rank, active):
+        active[rank] += 1
+        self.tokens[rank] += request.tokens
+        return request, rank
 
     def ended(self, request, rank):
         self.tokens[rank] -= request.tokens

@@ -13,6 +13,7 @@ clients that can only send text the cache salt "trigger:ID" does the same:
   90013  as 90007, and the event loop is blocked for good
   90014  the stream hangs after 3 tokens until it is aborted
   90015  hangs before its first token, and abort() is ignored
+  90016  hangs before its first token until it is aborted
 """
 import asyncio
 import itertools
@@ -164,7 +165,7 @@ class GenerationResult:
                 threading.Event().wait()
             await self.wake.wait()
         hangs = self.trigger == 90014 and (at == 3 or not self.outputs)
-        if hangs or self.trigger == 90015:
+        if hangs or self.trigger in (90015, 90016):
             await self.wake.wait()
             return await self._step() or True
         if self.trigger == 90008 and at == 2:
