@@ -171,7 +171,7 @@ func (s *Session) loseLease() {
 		if !counted {
 			st.Losses++
 		}
-		if st.Registered || counted {
+		if s.wantsAny() {
 			st.Registered, st.Reason = false, fmt.Sprintf("lease %s expired or was revoked", leaseText(lost))
 		}
 	})

@@ -3,6 +3,7 @@ package discovery
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -12,6 +13,9 @@ import (
 
 	"github.com/rs/zerolog"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
 	"dynworker/internal/testenv"
@@ -627,4 +631,11 @@ func TestErrorKinds(t *testing.T) {
 	require.False(t, isFinal(errRaced))
 	require.False(t, isFinal(context.DeadlineExceeded))
 	require.False(t, isFinal(errors.New("anything else")))
+	require.True(t, isFinal(fmt.Errorf("write: %w", rpctypes.ErrPermissionDenied)))
+	require.True(t, isFinal(rpctypes.ErrRequestTooLarge))
+	require.False(t, isFinal(rpctypes.ErrNoSpace))
+	require.False(t, isFinal(rpctypes.ErrAuthOldRevision))
+	require.True(t, isFinal(status.Error(codes.ResourceExhausted, "message larger than max")))
+	require.True(t, refusesCredentials(rpctypes.ErrAuthFailed))
+	require.False(t, refusesCredentials(rpctypes.ErrPermissionDenied))
 }

@@ -23,7 +23,7 @@ type Event struct {
 	Gone  bool
 }
 
-// List returns all records whose keys begin with prefix, in the order of their keys.
+// List returns all records whose keys begin with prefix, in the order of their keys. While etcd does not answer it waits until ctx ends.
 func (c *Client) List(ctx context.Context, prefix string) ([]Entry, error) {
 	entries, _, err := c.list(ctx, prefix)
 	if err != nil {
