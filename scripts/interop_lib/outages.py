@@ -68,8 +68,7 @@ class EtcdOutage(Outage):
         served = self.served_again(10)
         losses = self.worker.metric("dynworker_etcd_lease_losses_total") - losses
         expect(losses == 1, f"the daemon counted {losses} lost leases")
-        health = self.worker.status.get("/health")
-        expect(health.status == 200, f"/health: {health}")
+        wait_for("/health to be 200 again", 5, lambda: self.worker.status.get("/health").status == 200)
         remark = streams.finish(self.reference, 60)
         self.same_process()
         return (f"instance and card seen to vanish, back after at most {worst:.2f} s, byte-equal, under lease "
