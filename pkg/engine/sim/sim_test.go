@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -840,22 +841,45 @@ func TestEndWhileLoading(t *testing.T) {
 
 // handClock moves when it is told to.
 type handClock struct {
-	asked chan time.Duration // the engine waits for so long
-	fire  chan time.Time
-	now   time.Time
+	mu     sync.Mutex
+	now    time.Time
+	timers map[chan time.Time]time.Time
 }
 
-func (c *handClock) Now() time.Time { return c.now }
+func (c *handClock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
 func (c *handClock) Timer(d time.Duration) (<-chan time.Time, func() bool) {
-	if d > 0 {
-		c.asked <- d
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fires := make(chan time.Time, 1)
+	c.timers[fires] = c.now.Add(d)
+	return fires, func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.timers, fires)
+		return true
 	}
-	return c.fire, func() bool { return true }
+}
+
+func (c *handClock) advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+	for fires, at := range c.timers {
+		if !at.After(c.now) {
+			delete(c.timers, fires)
+			fires <- c.now
+		}
+	}
 }
 
 // An injected clock lets a test decide when an engine takes its next step.
 func TestInjectedClock(t *testing.T) {
-	clock := &handClock{asked: make(chan time.Duration), fire: make(chan time.Time), now: time.Unix(1000, 0)}
+	clock := &handClock{now: time.Unix(1000, 0), timers: make(map[chan time.Time]time.Time)}
 	conn, ended := sim.InProcess(t.Context(), sim.Options{Clock: clock})
 	w := &raw{t: t, conn: conn, r: ipc.NewReader(conn, 0)}
 	w.until(ipc.KindHello)
@@ -867,16 +891,15 @@ func TestInjectedClock(t *testing.T) {
 	for step := range 3 {
 		outs := w.outputs()
 		require.Equal(t, step == 2, outs[0].Last)
-		if step < 2 {
-			require.Equal(t, time.Second, <-clock.asked)
-			clock.now = clock.now.Add(time.Second)
-			clock.fire <- clock.now
+		for seq := range uint64(3) {
+			w.send(ipc.AppendMessage(nil, ipc.Query{Seq: seq, What: ipc.QueryHealth}))
+			kind, _, err := w.r.Next()
+			require.NoError(t, err)
+			require.Equal(t, ipc.KindAnswer, kind, "no step without time")
 		}
+		clock.advance(time.Second)
 	}
 	w.conn.Close()
-	for range clock.asked { // the wait for the next stats
-		break
-	}
 	require.ErrorIs(t, <-ended, sim.ErrWorkerGone)
 }
 
