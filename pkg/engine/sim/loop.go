@@ -14,16 +14,18 @@ import (
 // Clock is what paces an engine. The zero Options use the system's.
 type Clock interface {
 	Now() time.Time
-	// Timer returns a channel that receives once d has passed, and a function
-	// that gives the timer up.
-	Timer(d time.Duration) (fires <-chan time.Time, stop func() bool)
+	// Timer returns a channel that receives at a time, at once if that has
+	// passed, and a function that gives the timer up. The time is a point and
+	// not a distance, so that a clock may be moved between looking at it and
+	// asking for a timer.
+	Timer(at time.Time) (fires <-chan time.Time, stop func() bool)
 }
 
 type systemClock struct{}
 
 func (systemClock) Now() time.Time { return time.Now() }
-func (systemClock) Timer(d time.Duration) (<-chan time.Time, func() bool) {
-	t := time.NewTimer(d)
+func (systemClock) Timer(at time.Time) (<-chan time.Time, func() bool) {
+	t := time.NewTimer(time.Until(at))
 	return t.C, t.Stop
 }
 
@@ -140,11 +142,10 @@ func (e *engine) wait() {
 		<-e.mail.wake
 		return
 	}
-	d := due.Sub(e.clock.Now())
-	if d <= 0 {
+	if !due.After(e.clock.Now()) {
 		return
 	}
-	fires, stop := e.clock.Timer(d)
+	fires, stop := e.clock.Timer(due)
 	defer stop()
 	select {
 	case <-e.mail.wake:

@@ -243,7 +243,7 @@ func (s *starter) load(args Args, build Build, calls *callLog) (*engine, error) 
 
 // pause lets time pass, but not the end of the worker or a shutdown.
 func (s *starter) pause(d time.Duration) (end bool, err error) {
-	fires, stop := s.clock.Timer(d)
+	fires, stop := s.clock.Timer(s.clock.Now().Add(d))
 	defer stop()
 	for {
 		if m, ok := s.mail.pop(); ok {

@@ -852,11 +852,15 @@ func (c *handClock) Now() time.Time {
 	return c.now
 }
 
-func (c *handClock) Timer(d time.Duration) (<-chan time.Time, func() bool) {
+func (c *handClock) Timer(at time.Time) (<-chan time.Time, func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	fires := make(chan time.Time, 1)
-	c.timers[fires] = c.now.Add(d)
+	if at.After(c.now) {
+		c.timers[fires] = at
+	} else {
+		fires <- c.now
+	}
 	return fires, func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
