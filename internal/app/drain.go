@@ -28,7 +28,7 @@ func (w *worker) drain() error {
 	budget, cancel := context.WithTimeout(context.Background(), w.cfg.Drain.Budget)
 	defer cancel()
 	w.log.Info().Dur("budget", w.cfg.Drain.Budget).Msg("draining")
-	w.health.Condition("draining").Fail("the worker is draining")
+	w.health.Hold("draining", "the worker is draining")
 	problems := []error{w.withdraw()}
 	w.awaitQuiet(budget)
 	w.dispatcher.admission.stop()

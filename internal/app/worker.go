@@ -311,11 +311,22 @@ func (w *worker) goPublic(ctx context.Context, model *modelcard.Model) error {
 
 // serve waits for the end and brings it about.
 func (w *worker) serve(ctx context.Context) error {
+	watching, stopWatching := context.WithCancel(w.work)
+	defer stopWatching()
+	ill := make(chan error, 1)
+	go func() { ill <- watchEngine(watching, w.engine, engineCheckInterval, engineCheckTimeout) }()
+	defer func() {
+		stopWatching()
+		<-ill
+	}()
 	select {
 	case <-ctx.Done():
 		return w.drain()
 	case <-w.engine.Done():
 		return w.engineDied()
+	case why := <-ill:
+		ill <- nil
+		return w.engineIll(ctx, why)
 	case <-w.systemDone():
 		return errors.Join(fmt.Errorf("system server: %w", w.system.Err()), w.drain())
 	}
@@ -326,6 +337,23 @@ func (w *worker) systemDone() <-chan struct{} {
 		return nil
 	}
 	return w.system.Done()
+}
+
+// engineIll ends an engine that is alive but not well, and the worker with it. Without a reason the watch ended because something else did.
+func (w *worker) engineIll(ctx context.Context, why error) error {
+	if why == nil {
+		select {
+		case <-w.engine.Done():
+			return w.engineDied()
+		case <-ctx.Done():
+			return w.drain()
+		}
+	}
+	w.log.Error().Err(why).Msg("the engine is not well and is ended")
+	w.health.Condition("engine").Fail(why.Error())
+	w.dispatcher.refuse("the engine is not well")
+	err := bounded(w.cfg.Engine.StopTimeout+stopSlack, w.engine.Stop)
+	return errors.Join(fmt.Errorf("%w: %w", ErrEngineDied, why), err, w.engineDied())
 }
 
 // engineDied ends a worker without an engine. What was in flight has got its migratable end from the handlers, which see the engine's death in their streams.

@@ -246,14 +246,6 @@ func appendJSONString(dst []byte, s string) []byte {
 	return append(dst, '"')
 }
 
-func appendList[T any](dst []byte, c Codec, list []T, one func([]byte, T) []byte) []byte {
-	dst = c.listHead(dst, len(list))
-	for i, v := range list {
-		dst = one(c.comma(dst, i), v)
-	}
-	return c.listEnd(dst)
-}
-
 // appendMap writes a map with its keys sorted; few keys are sorted on the stack.
 func appendMap(dst []byte, c Codec, m Map) []byte {
 	var few [16]string
