@@ -248,18 +248,22 @@ func TestWhatTheCallerDoesReachesTheWorker(t *testing.T) {
 		did  func(*testing.T, *Stream)
 		want error
 		end  error
+		// frames is what Dynamo's own worker was recorded to do, where it matters.
+		frames string
 	}{
-		{"stop", func(t *testing.T, s *Stream) { require.NoError(t, s.Stop()) }, respstream.ErrStop, ErrCancelled},
-		{"kill", func(t *testing.T, s *Stream) { require.NoError(t, s.Kill()) }, respstream.ErrKill, ErrCancelled},
+		{"stop", func(t *testing.T, s *Stream) { require.NoError(t, s.Stop()) }, respstream.ErrStop, ErrCancelled,
+			"handshake prologue data clientstop eof "},
+		{"kill", func(t *testing.T, s *Stream) { require.NoError(t, s.Kill()) }, respstream.ErrKill, ErrCancelled,
+			"handshake prologue data clientkill eof "},
 		{"stop and kill", func(t *testing.T, s *Stream) {
 			require.NoError(t, s.Stop())
 			_ = s.Kill() // the worker may be gone already
-		}, respstream.ErrStop, ErrCancelled},
+		}, respstream.ErrStop, ErrCancelled, ""},
 		{"sentinel", func(t *testing.T, s *Stream) {
 			require.NoError(t, s.SendRaw(wire.AppendControl(nil, wire.ControlSentinel)))
-		}, respstream.ErrProtocol, ErrIncomplete},
-		{"reset", func(_ *testing.T, s *Stream) { s.Reset() }, respstream.ErrReset, ErrClosed},
-		{"close", func(t *testing.T, s *Stream) { require.NoError(t, s.Close()) }, respstream.ErrKill, ErrClosed},
+		}, respstream.ErrProtocol, ErrIncomplete, "handshake prologue data eof "},
+		{"reset", func(_ *testing.T, s *Stream) { s.Reset() }, respstream.ErrReset, ErrClosed, ""},
+		{"close", func(t *testing.T, s *Stream) { require.NoError(t, s.Close()) }, respstream.ErrKill, ErrClosed, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := tcpPlane(t, tcpplane.Config{}, respstream.Config{}, Config{})
@@ -271,6 +275,9 @@ func TestWhatTheCallerDoesReachesTheWorker(t *testing.T) {
 			require.ErrorIs(t, p.worker.cause(t, s.ID), c.want)
 			_, err = s.Next()
 			require.ErrorIs(t, err, c.end)
+			if c.frames != "" {
+				require.Equal(t, c.frames, kinds(s))
+			}
 			p.works(t)
 		})
 	}

@@ -47,6 +47,8 @@ type Dialer struct {
 	cfg     Config
 	trouble trouble
 	readers sync.WaitGroup
+	alive   context.Context // ends when Close cuts
+	end     context.CancelFunc
 
 	mu      sync.Mutex
 	streams map[*Stream]struct{}
@@ -74,8 +76,9 @@ func NewDialer(cfg Config) *Dialer {
 	if cfg.Dial == nil {
 		cfg.Dial = new(net.Dialer).DialContext
 	}
+	alive, end := context.WithCancel(context.Background())
 	return &Dialer{
-		cfg: cfg, trouble: trouble{log: cfg.Logger},
+		cfg: cfg, trouble: trouble{log: cfg.Logger}, alive: alive, end: end,
 		streams: map[*Stream]struct{}{}, idle: make(chan struct{}),
 	}
 }
@@ -92,20 +95,21 @@ func (e *DialError) Error() string { return fmt.Sprintf("call home to %s: %v", e
 // Unwrap returns what the network said.
 func (e *DialError) Unwrap() error { return e.Err }
 
-// Dial connects to the frontend. The error is ErrDialerClosed or a *DialError, which has been logged unless it comes from ctx.
+// Dial connects to the frontend. The error is ErrDialerClosed or a *DialError, which has been logged.
 //
 // The handshake is not sent yet but travels together with what comes next; whoever cannot call Accept or Refuse soon calls Flush.
-// The stream's Context is a child of ctx. The end of ctx ends neither the connection nor the right to write, so that the handler can still say why it stops.
+// The stream's Context is a child of ctx. The end of ctx ends neither the attempt nor the connection nor the right to write: a request that was accepted waits for
+// a word, also from a worker that is shutting down.
 // Every stream must be ended by Finish, Refuse or Abort.
 func (d *Dialer) Dial(ctx context.Context, info wire.ConnectionInfo) (*Stream, error) {
 	if !d.begin() {
 		return nil, ErrDialerClosed
 	}
-	conn, err := d.connect(ctx, info.Address)
+	conn, err := d.connect(info.Address)
 	if err != nil {
-		d.end(nil)
+		d.forget(nil)
 		err = &DialError{Address: info.Address, Err: err}
-		if ctx.Err() == nil {
+		if d.alive.Err() == nil {
 			d.trouble.report(info.Address, err)
 		}
 		return nil, err
@@ -121,8 +125,8 @@ func (d *Dialer) Dial(ctx context.Context, info wire.ConnectionInfo) (*Stream, e
 }
 
 // connect tries until it succeeds, the failure is one that stays, or the time is up.
-func (d *Dialer) connect(ctx context.Context, address string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, d.cfg.DialTimeout)
+func (d *Dialer) connect(address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(d.alive, d.cfg.DialTimeout)
 	defer cancel()
 	for {
 		conn, err := d.cfg.Dial(ctx, "tcp", address)
@@ -195,8 +199,8 @@ func (d *Dialer) adopt(s *Stream) bool {
 	return true
 }
 
-// end forgets a stream, or without one a dial.
-func (d *Dialer) end(s *Stream) {
+// forget takes note of the end of a stream, or without one of a dial.
+func (d *Dialer) forget(s *Stream) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s == nil {
@@ -240,14 +244,16 @@ func (d *Dialer) Close(ctx context.Context) error {
 		if n := d.cut(); n > 0 {
 			err = fmt.Errorf("%d response streams cut: %w", n, context.Cause(ctx))
 		}
-		// A dial that is still under way is bounded by its own timeout.
 		<-d.idle
 	}
+	d.end()
 	d.readers.Wait()
 	return err
 }
 
+// cut ends all streams and dials and returns how many streams that were.
 func (d *Dialer) cut() int {
+	d.end()
 	d.mu.Lock()
 	left := make([]*Stream, 0, len(d.streams))
 	for s := range d.streams {

@@ -291,7 +291,7 @@ func (s *Stream) close() {
 	s.mu.Unlock()
 	if first {
 		_ = s.conn.Close()
-		s.dialer.end(s)
+		s.dialer.forget(s)
 	}
 }
 
