@@ -81,32 +81,19 @@ func gone(err error) error {
 // take adds one output to its choice's pending chunk.
 func (r *relay) take(o *ipc.Output) error {
 	meta := o.Meta
-	if meta != nil && meta.Error != nil {
-		return r.failed(meta.Error)
-	}
-	if meta != nil && meta.NoOutputs {
-		r.stream.Cancel()
-		return r.failed(&ipc.RequestError{Message: "the engine finished a step without any output"})
-	}
 	if int(o.Index) >= len(r.choices) {
 		r.stream.Cancel()
 		return r.failed(&ipc.RequestError{Message: fmt.Sprintf("the engine answered for choice %d of %d", o.Index, len(r.choices))})
 	}
 	c := &r.choices[o.Index]
+	if failure := failureOf(meta); failure != nil {
+		return r.failedWith(c, o, failure)
+	}
 	if c.finished {
 		// Engines that report all choices at each step repeat what is over; the frontend must not see it twice.
 		return nil
 	}
-	tokens, logprobs := r.withinBudget(c, o)
-	r.generated += len(tokens)
-	c.emitted += len(tokens)
 	r.note(meta)
-	if len(c.pending.TokenIDs) > 0 && (len(c.pending.LogProbs) > 0) != (len(logprobs) > 0) {
-		// A chunk has log probabilities for all of its tokens or for none.
-		if err := r.send(); err != nil {
-			return err
-		}
-	}
 	if cancelled := meta != nil && meta.FinishReason == "cancelled"; cancelled && !r.handler.rules.lastWordAtShutdown {
 		// Nobody asked for this: a request that was cancelled is not read any more. A short answer that looks complete would be worse than none.
 		if err := r.send(); err != nil {
@@ -114,10 +101,11 @@ func (r *relay) take(o *ipc.Output) error {
 		}
 		return protocol.StreamIncomplete("the engine cancelled the request on its own")
 	}
-	r.touch(c, uint32(o.Index))
-	c.pending.TokenIDs = append(c.pending.TokenIDs, tokens...)
-	appendLogprobs(&c.pending, logprobs)
-	if overrun := len(tokens) < len(o.Tokens); overrun {
+	overrun, err := r.addTokens(c, o)
+	if err != nil {
+		return err
+	}
+	if overrun {
 		r.finish(c, &ipc.Meta{FinishReason: "length"}, true)
 		return nil
 	}
@@ -130,6 +118,49 @@ func (r *relay) take(o *ipc.Output) error {
 	}
 	r.started = true
 	return nil
+}
+
+// failureOf is the failure of a whole request that an output reports, or nil.
+func failureOf(meta *ipc.Meta) *ipc.RequestError {
+	switch {
+	case meta == nil:
+		return nil
+	case meta.Error != nil:
+		return meta.Error
+	case meta.NoOutputs:
+		return &ipc.RequestError{Message: "the engine finished a step without any output"}
+	}
+	return nil
+}
+
+// failedWith ends a request with a failure. The output that reports it may hold tokens that were on their way before; they are the caller's all the same.
+func (r *relay) failedWith(c *choice, o *ipc.Output, failure *ipc.RequestError) error {
+	if o.Meta.NoOutputs {
+		r.stream.Cancel()
+	}
+	if len(o.Tokens) > 0 && !c.finished {
+		if _, err := r.addTokens(c, o); err != nil {
+			return err
+		}
+	}
+	return r.failed(failure)
+}
+
+// addTokens adds an output's tokens to its choice's pending chunk and reports whether the engine sent more than were asked for.
+func (r *relay) addTokens(c *choice, o *ipc.Output) (overrun bool, err error) {
+	tokens, logprobs := r.withinBudget(c, o)
+	r.generated += len(tokens)
+	c.emitted += len(tokens)
+	if len(c.pending.TokenIDs) > 0 && (len(c.pending.LogProbs) > 0) != (len(logprobs) > 0) {
+		// A chunk has log probabilities for all of its tokens or for none.
+		if err := r.send(); err != nil {
+			return false, err
+		}
+	}
+	r.touch(c, uint32(o.Index))
+	c.pending.TokenIDs = append(c.pending.TokenIDs, tokens...)
+	appendLogprobs(&c.pending, logprobs)
+	return len(tokens) < len(o.Tokens), nil
 }
 
 // withinBudget cuts off what an engine sent beyond the tokens that were asked for: passing it on would bill a caller for more than the limit.
@@ -253,10 +284,13 @@ func (r *relay) send() error {
 // errAnswered ends the relay after an error chunk: the answer is complete as far as the frontend is concerned.
 var errAnswered = errors.New("answered with an error chunk")
 
-// failed answers an error that is about this request alone, in the form that was recorded: a chunk without an index whose finish reason is the error.
+// failed answers an error that is about this request alone, in the form that was recorded: a chunk without an index whose finish reason is the error or, when the engine was not even asked, an error item that says 4xx.
 func (r *relay) failed(e *ipc.RequestError) error {
 	if err := r.send(); err != nil {
 		return err
+	}
+	if e.Kind == ipc.ErrorParams {
+		return protocol.InvalidArgument("%s", e.Error())
 	}
 	for i := range r.choices {
 		r.choices[i].finished = true

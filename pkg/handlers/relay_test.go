@@ -134,15 +134,27 @@ func TestAnErrorOfTheRequestIsAChunkWithoutIndex(t *testing.T) {
 	} {
 		_, chunks, err := run(t, Unified, base, func(c *Config, e *scripted) {
 			c.MergeTokens = true
-			e.batches = [][]ipc.Output{{token(0, 18), last(token(0), m)}}
+			// Tokens that nobody had read yet come in one output with the error.
+			e.batches = [][]ipc.Output{{token(0, 18)}, {last(token(0, 25), m)}}
 		})
 		require.NoError(t, err, name)
 		text := "no room"
 		if m.NoOutputs {
 			text = "the engine finished a step without any output"
 		}
-		same(t, []protocol.Chunk{{TokenIDs: []uint32{18}, HasIndex: true}, {TokenIDs: []uint32{}, Finish: protocol.FinishError, ErrorText: text}}, chunks)
+		same(t, []protocol.Chunk{{TokenIDs: []uint32{18}, HasIndex: true}, {TokenIDs: []uint32{25}, HasIndex: true}, {TokenIDs: []uint32{}, Finish: protocol.FinishError, ErrorText: text}}, chunks)
 	}
+}
+
+func TestParametersThatTheEngineDoesNotTakeAreTheCallersFault(t *testing.T) {
+	_, chunks, err := run(t, Unified, base, func(_ *Config, e *scripted) {
+		e.batches = [][]ipc.Output{{last(token(0), &ipc.Meta{Error: &ipc.RequestError{Kind: ipc.ErrorParams, Type: "ValueError", Message: "no such seed"}})}}
+	})
+	var refused *protocol.Error
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, protocol.ClassInvalidRequest, refused.Class)
+	require.Equal(t, "ValueError: no such seed", refused.Message)
+	require.Empty(t, chunks)
 }
 
 func TestAnEndWithoutAFinishNeverLooksComplete(t *testing.T) {

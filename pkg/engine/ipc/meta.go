@@ -50,6 +50,7 @@ const (
 	ErrorValue          ErrorKind = "value"           // an argument has a value the engine does not take
 	ErrorType           ErrorKind = "type"            // an argument has a type the engine does not take
 	ErrorNotImplemented ErrorKind = "not_implemented" // the engine's build cannot do it
+	ErrorParams         ErrorKind = "params"          // what was asked for cannot be put into the engine's terms; nothing was asked of it
 	ErrorFatal          ErrorKind = "fatal"           // the engine as a whole has failed
 )
 
