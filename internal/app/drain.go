@@ -28,6 +28,7 @@ func (w *worker) drain() error {
 	budget, cancel := context.WithTimeout(context.Background(), w.cfg.Drain.Budget)
 	defer cancel()
 	w.log.Info().Dur("budget", w.cfg.Drain.Budget).Msg("draining")
+	w.settled.Store(false)
 	w.health.Hold("draining", "the worker is draining")
 	problems := []error{w.withdraw()}
 	w.awaitQuiet(budget)
@@ -43,6 +44,7 @@ func (w *worker) drain() error {
 
 // withdraw takes the worker out of discovery, so that no new requests are sent here.
 func (w *worker) withdraw() error {
+	w.settled.Store(false)
 	return bounded(withdrawTimeout, func(ctx context.Context) error { return w.session.Withdraw(ctx, w.instanceKey) })
 }
 

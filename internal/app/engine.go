@@ -22,7 +22,8 @@ func (w *worker) engineConfig() (engine.Config, error) {
 	conf := engine.Config{
 		Command: c.Command, Env: append(append([]string{}, w.opts.Environ...), c.Env...),
 		StartTimeout: c.StartTimeout, StartInactivity: c.StartInactivity, StopTimeout: c.StopTimeout,
-		Logger: w.component("engine"),
+		KeepSteps: !w.cfg.ResponsePlane.MergeTokens,
+		Logger:    w.component("engine"),
 		OnProgress: func(p ipc.Progress) {
 			w.health.SetProgress(p.Phase, p.Detail, p.Fraction)
 			condition.Fail("loading: " + p.Phase)

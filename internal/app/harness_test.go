@@ -209,6 +209,7 @@ func salt(s string) func(protocol.Map) {
 // answer is what came of a request.
 type answer struct {
 	tokens []uint32
+	chunks int
 	finish protocol.FinishReason
 	text   string // of an error chunk
 	err    error  // an error item, or what ended the stream before its end mark
@@ -229,6 +230,7 @@ func read(s *caller.Stream) (a answer) {
 			a.err = item.Err
 		case item.Chunk != nil:
 			a.tokens = append(a.tokens, item.Chunk.TokenIDs...)
+			a.chunks++
 			if item.Chunk.Finish != protocol.FinishNone {
 				a.finish, a.text = item.Chunk.Finish, item.Chunk.ErrorText
 			}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"time"
 
 	"dynworker/pkg/affinity"
@@ -69,6 +70,8 @@ type worker struct {
 
 	work       context.Context
 	cancelWork context.CancelCauseFunc
+	// settled is true between registration and withdrawal.
+	settled atomic.Bool
 	// instanceKey is the record that makes frontends send requests here.
 	instanceKey string
 	// stops end what was started, in the order of starting.
@@ -296,6 +299,7 @@ func (w *worker) goPublic(ctx context.Context, model *modelcard.Model) error {
 	if err := w.startCanary(model); err != nil {
 		return err
 	}
+	w.settled.Store(true)
 	took := time.Since(w.started)
 	w.metrics.Loaded(took)
 	w.log.Info().Dur("after", took).Msg("serving")
@@ -373,9 +377,13 @@ func (w *worker) logTransition(t status.Transition) {
 	if t.Component == status.ComponentWorker {
 		w.metrics.SetReady(t.OK)
 	}
+	// Parts are not well yet while the worker starts and no more while it ends; only in between is that worth a warning.
 	line := w.log.Info()
 	if !t.OK {
-		line = w.log.Warn().Str("reason", t.Reason)
+		if w.settled.Load() {
+			line = w.log.Warn()
+		}
+		line = line.Str("reason", t.Reason)
 	}
 	line.Str("part", t.Component).Bool("ok", t.OK).Dur("lasted", t.Lasted).Msg("health")
 }

@@ -36,6 +36,18 @@ func TestServesOverBothPlanesAndCodecs(t *testing.T) {
 	}
 }
 
+func TestMergingCanBeTurnedOff(t *testing.T) {
+	w := newWorld(t)
+	r := w.start("response_plane.merge_tokens=false")
+	s, err := w.caller().Do(timeout(t), caller.Call{Transport: r.instance().Transport, Codec: protocol.CodecMsgpack, Request: ask(500, nil)})
+	require.NoError(t, err)
+	a := read(s)
+	require.NoError(t, a.err)
+	require.Equal(t, expected(500), a.tokens)
+	require.Equal(t, 500, a.chunks, "a frame for each step of the engine")
+	require.NoError(t, r.stop())
+}
+
 func TestTheRecordsAreWhatAFrontendExpects(t *testing.T) {
 	w := newWorld(t)
 	r := w.start("engine.sim.attention_dp_size=4", "namespace=prod", "namespace_suffix=blue")

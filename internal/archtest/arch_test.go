@@ -66,9 +66,9 @@ var keptTo = []struct {
 	{"github.com/NVIDIA/go-nvml", []string{"dynworker/pkg/gpu"}, "one place needs cgo"},
 	{"github.com/prometheus/client_golang", []string{"dynworker/pkg/metrics"}, "names and labels of metrics are in one place"},
 	{"lukechampine.com/blake3", []string{"dynworker/pkg/modelcard"}, "checksums of model files are made in one place"},
-	{"os/exec", []string{"dynworker/pkg/engine"}, "processes are started and reaped in one place"},
+	{"os/exec", []string{"dynworker/pkg/engine", "dynworker/bench"}, "processes are started and reaped in one place"},
 	{"dynworker/internal/app", []string{"dynworker/internal/cli", "dynworker/cmd"}, "parts do not know the whole"},
-	{"dynworker/internal/testenv", []string{"dynworker/internal/testenv", "dynworker/cmd/demo"}, "servers are for tests and the demo"},
+	{"dynworker/internal/testenv", []string{"dynworker/internal/testenv", "dynworker/cmd/demo", "dynworker/bench"}, "servers are for tests and the demo"},
 }
 
 func TestLibrariesStayWhereTheyBelong(t *testing.T) {

@@ -69,6 +69,10 @@ type Config struct {
 	// waits when it is reached (128 MiB).
 	MaxQueued int
 
+	// KeepSteps hands out every record as an Output of its own. Without it the
+	// records of a choice that wait for a slow reader are merged into one.
+	KeepSteps bool
+
 	// OutputRate is how many lines a second of the engine's stdout and stderr
 	// are logged (50), OutputBurst how many at once (200). The rest is counted.
 	OutputRate  int

@@ -175,7 +175,7 @@ func (p *Process) register(params *ipc.Generate, prompt int) (*Stream, error) {
 	p.nextID++
 	s := &Stream{
 		id: p.nextID, owner: p, limit: pendingLimit(p.cfg.MaxPending, prompt, params),
-		width: uint16(width), ready: make(chan struct{}, 1),
+		width: uint16(width), keep: p.cfg.KeepSteps, ready: make(chan struct{}, 1),
 	}
 	p.streams[s.id] = s
 	return s, nil

@@ -16,6 +16,7 @@ type Stream struct {
 	owner *Process
 	limit int           // bytes of pending output
 	width uint16        // number of choices
+	keep  bool          // records are not merged
 	ready chan struct{} // holds a token when pending or err went from nothing to something
 
 	mu       sync.Mutex
@@ -157,7 +158,10 @@ func (s *Stream) push(rec *ipc.Record) error {
 	if rec.Index >= s.width {
 		return s.giveUp(&ProtocolError{Reason: "output for a choice that was not asked for"})
 	}
-	slot := s.pending.find(rec)
+	slot := -1
+	if !s.keep {
+		slot = s.pending.find(rec)
+	}
 	cost := rec.Size()
 	if slot < 0 {
 		cost += recordCost

@@ -12,11 +12,11 @@ import (
 // end turns the end of a stream into the end of an answer. A stream that ended without an end for every choice never looks complete.
 func (r *relay) end(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, io.EOF) {
-		r.stream.Cancel()
 		if !errors.Is(cause, ErrShutdown) {
 			return gone(cause)
 		}
 		if r.handler.rules.lastWordAtShutdown {
+			r.stream.Cancel()
 			if err := r.lastWord(ctx); err != nil {
 				return err
 			}

@@ -45,15 +45,24 @@ type scriptedStream struct {
 	cancels   int
 	cancelled chan struct{}
 	lastGiven bool
+	over      bool // io.EOF was returned
 }
 
 func (s *scriptedStream) ID() uint64 { return 7 }
 
 func (s *scriptedStream) Cancel() {
+	// As with the engine's own stream, only the first one counts.
 	if s.cancels == 0 {
 		close(s.cancelled)
+		s.cancels = 1
 	}
-	s.cancels++
+}
+
+// Close cancels what still runs, as the engine's own stream does.
+func (s *scriptedStream) Close() {
+	if !s.over {
+		s.Cancel()
+	}
 }
 
 func (s *scriptedStream) Next(ctx context.Context) ([]ipc.Output, error) {
@@ -73,9 +82,11 @@ func (s *scriptedStream) Next(ctx context.Context) ([]ipc.Output, error) {
 				s.lastGiven = true
 				return s.engine.last, nil
 			}
+			s.over = true
 			return nil, io.EOF
 		}
 	}
+	s.over = true
 	if s.engine.after != nil {
 		return nil, s.engine.after
 	}

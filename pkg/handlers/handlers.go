@@ -45,6 +45,8 @@ type Stream interface {
 	Next(ctx context.Context) ([]ipc.Output, error)
 	// Cancel asks the engine to stop the request. It does not wait and may be called more than once and after the end.
 	Cancel()
+	// Close gives the stream up, cancelling the request if it still runs, and drops what may still come. It does not wait.
+	Close()
 }
 
 // Sink is the way back to the frontend. Chunks may be buffered until Flush. An error means that nobody listens any more.
@@ -191,5 +193,5 @@ func (h *Handler) logAccepted(call *Call, p *plan, engineID uint64) {
 }
 
 func engineGone(err error) error {
-	return protocol.EngineShutdown("the engine is gone: " + err.Error())
+	return protocol.EngineShutdown("generation was cut short: " + err.Error())
 }

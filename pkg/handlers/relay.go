@@ -38,6 +38,7 @@ type choice struct {
 
 func (r *relay) run(ctx context.Context) error {
 	r.cached = -1
+	defer r.stream.Close()
 	for {
 		outputs, err := r.stream.Next(ctx)
 		if err != nil {
@@ -47,7 +48,6 @@ func (r *relay) run(ctx context.Context) error {
 		case errors.Is(err, errAnswered):
 			return nil
 		case err != nil:
-			r.stream.Cancel()
 			return err
 		}
 	}

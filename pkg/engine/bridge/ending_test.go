@@ -138,6 +138,21 @@ func TestTheWorkerIsGone(t *testing.T) {
 	}
 }
 
+// A worker that is gone takes the log with it: what the bridge still has to say
+// fails, and must not keep it alive.
+func TestTheWorkerIsGoneAndTheLogToo(t *testing.T) {
+	l := bridgetest.New(t, bridgetest.Setup{Env: []string{"STANDIN_SHUTDOWN=fail", "STANDIN_WORKERS=1"}})
+	command := strings.Join(l.Command, " ")
+	l.Command = []string{"/bin/sh", "-c", "exec " + command + " 2>&1 >/dev/null | :"} // a reader that is gone at once
+	c := spawnLaunch(t, l)
+	c.configure(nil, bridge.Options{})
+	c.ready()
+	c.generate(1, []int32{1}, order(1<<40, func(g *ipc.Generate) { g.Sampling.IgnoreEOS = ptr(true) }))
+	c.tokens(map[uint64]*answer{}, 1, 3)
+	require.NoError(t, c.conn.Close())
+	c.wait()
+}
+
 // The channel may outlive the worker in a process that inherited it.
 func TestTheParentIsGoneButTheChannelIsOpen(t *testing.T) {
 	l := bridgetest.New(t, bridgetest.Setup{Env: []string{"STANDIN_WORKERS=1"}})

@@ -282,6 +282,13 @@ func TestRanksAreSpawnedWithoutTheChannel(t *testing.T) {
 	require.Equal(t, bridge.ExitStopped, c.wait())
 }
 
+// PYTHONSAFEPATH keeps a program's own folder out of its module search path.
+func TestStartsUnderASafePath(t *testing.T) {
+	c := start(t, bridgetest.Setup{Env: []string{"PYTHONSAFEPATH=1"}}, nil, bridge.Options{})
+	c.generate(1, []int32{5, 6, 7}, order(2))
+	require.Equal(t, []uint32{18, 25}, c.answer(1).tokens[0])
+}
+
 func TestInstall(t *testing.T) {
 	dir := t.TempDir()
 	first, err := bridge.Install(dir)

@@ -21,6 +21,14 @@ _HEAD = struct.Struct("<IB")
 _SEND_BUFFER = 4 << 20  # bytes the kernel may hold while the worker is busy
 
 
+def warn(text):
+    """A line for the worker's log. When the worker is gone there is no log, either."""
+    try:
+        print(text, file=sys.stderr)
+    except OSError:
+        pass
+
+
 class ProtocolError(Exception):
     """The worker sent something that is no frame, or not what was to come now."""
 
@@ -71,18 +79,23 @@ class Channel:
             try:
                 self._sock.sendall(frame)
             except OSError as e:
-                print(f"engine channel: send: {e}", file=sys.stderr)
+                warn(f"engine channel: send: {e}")
 
     def send_json(self, kind, value):
         self.send(kind, encode(value))
 
 
 def encode(value):
-    """JSON bytes. Infinities and NaN, which JSON lacks, become null."""
+    """JSON bytes. Infinities and NaN, which JSON lacks, become null; objects that nobody foresaw
+    become their text."""
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        return _json(value)
     except ValueError:
-        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False).encode()
+        return _json(_finite(value))
+
+
+def _json(value):
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, default=repr).encode()
 
 
 def _finite(value):

@@ -4,7 +4,6 @@ The engine's own shutdown can wait for ever for a rank that is gone, and the eve
 stuck in native code, so the end is run by a thread of its own and finishes with os._exit.
 """
 import os
-import sys
 import threading
 import time
 
@@ -58,7 +57,6 @@ class Ending:
         try:
             code = run(*args)
         finally:
-            sys.stderr.flush()
             os._exit(code)
 
     def _shutdown(self, seconds, reason):
@@ -92,7 +90,7 @@ class Ending:
             try:
                 self.engine.shutdown()
             except Exception as e:
-                print(f"engine shutdown: {type(e).__name__}: {e}", file=sys.stderr)
+                wire.warn(f"engine shutdown: {type(e).__name__}: {e}")
             stopped.set()
 
         until = time.monotonic() + seconds

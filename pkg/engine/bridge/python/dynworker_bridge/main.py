@@ -1,5 +1,6 @@
 """The order of events in a process's life."""
 import asyncio
+import faulthandler
 import gc
 import importlib.metadata
 import json
@@ -22,6 +23,7 @@ def main():
         print(e, file=sys.stderr)
         sys.exit(ends.NO_CHANNEL)
     os.dup2(2, 1)  # what libraries print is log text, wherever they print it
+    faulthandler.enable()  # a crash in native code leaves at least the Python stacks in the log
     processes.tie_to_parent()
     ending = ends.Ending(channel)
     watch = Watch(ending)

@@ -9,9 +9,8 @@ import base64
 import dataclasses
 import functools
 import struct
-import sys
 
-from .channel import MAX_PAYLOAD, encode
+from .channel import MAX_PAYLOAD, encode, warn
 
 META, LAST, LOGPROBS = 1, 2, 4
 
@@ -40,10 +39,13 @@ def record(ident, index, flags, tokens=(), logprobs=b"", meta=None):
     return b"".join((_RECORD.pack(ident, index, flags, len(tokens)), *parts))
 
 
+def error_meta(kind, error):
+    return {"error": {"kind": kind, "type": type(error).__name__, "message": str(error)}}
+
+
 def error_record(ident, kind, error):
     """The last record of a request that failed."""
-    return record(ident, 0, LAST, meta={"error": {
-        "kind": kind, "type": type(error).__name__, "message": str(error)}})
+    return record(ident, 0, LAST, meta=error_meta(kind, error))
 
 
 class Request:
@@ -152,14 +154,14 @@ class Request:
 
     def _pack_logprobs(self, output, sent, tokens):
         """The new positions' log probabilities; nothing when they do not match the tokens."""
-        if not self._logprobs or not output.logprobs:
+        if not (self._logprobs and tokens and output.logprobs):
             return b""
         positions = output.logprobs[sent:sent + len(tokens)]
         if len(positions) != len(tokens) or None in positions:
             return b""
         parts = [_COUNT.pack(self._logprobs)]
         for token, position in zip(tokens, positions):
-            if isinstance(position, float):
+            if not isinstance(position, dict):  # the build's simple format
                 parts.append(position_layout(0).pack(position, 0))
                 continue
             chosen = position.get(token) or next(iter(position.values()))
@@ -189,7 +191,7 @@ class Request:
         self._last(0, (), b"", meta)
 
     def _fail(self, kind, error):
-        self._end({"error": {"kind": kind, "type": type(error).__name__, "message": str(error)}})
+        self._end(error_meta(kind, error))
 
     def give_up(self):
         """Ends the request whatever the engine does; what it still says is not read."""
@@ -232,7 +234,7 @@ class Request:
         try:
             self._result.abort()
         except Exception as e:
-            print(f"abort: {type(e).__name__}: {e}", file=sys.stderr)
+            warn(f"abort: {type(e).__name__}: {e}")
 
 
 def _known(**values):

@@ -1,7 +1,6 @@
 """The event loop's side: messages in, records out, questions answered."""
 import json
 import struct
-import sys
 import threading
 from dataclasses import dataclass
 
@@ -54,7 +53,7 @@ class Server:
         except (wire.ProtocolError, ValueError) as e:
             self.ending.fatal(e)
         except OSError as e:
-            print(f"engine channel: receive: {e}", file=sys.stderr)
+            wire.warn(f"engine channel: receive: {e}")
         self.ending.orphaned()
 
     def _handle(self, kind, payload):

@@ -1,0 +1,328 @@
+// Command cost measures what the worker costs: time from its start to the first served request, resident memory, and CPU per token of the daemon alone (its engine is another process) at several numbers of streams.
+//
+//	go run ./bench/cost                 # simulated engine, without delay and at 10 ms a token
+//	go run ./bench/cost -streams 64 -delays 10ms -requests 256
+//
+// etcd, NATS and the client run inside this program and take their share of the machine, but are not part of any figure. CPU is what the kernel accounts to the worker's process (user and system). Times on a shared machine vary; compare
+// figures of one run.
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"dynworker/internal/caller"
+	"dynworker/internal/testenv/embedded"
+	"dynworker/pkg/discovery"
+	"dynworker/pkg/ingress/natsplane"
+	"dynworker/pkg/protocol"
+	"dynworker/testdata"
+
+	"github.com/rs/zerolog"
+)
+
+// plan is what to measure.
+type plan struct {
+	streams  []int
+	delays   []time.Duration
+	requests int
+	tokens   int
+	merge    bool
+	settings []string
+}
+
+func main() {
+	var p plan
+	streams := flag.String("streams", "1,16,64", "numbers of streams at once")
+	delays := flag.String("delays", "0s,10ms", "time a token of the simulated engine")
+	flag.IntVar(&p.requests, "requests", 128, "requests of each measurement, shared by its streams")
+	flag.IntVar(&p.tokens, "tokens", 256, "tokens of each request")
+	flag.BoolVar(&p.merge, "merge", false, "let the worker put several tokens into one frame")
+	flag.Func("set", "a further setting of the worker, key=value", func(s string) error { p.settings = append(p.settings, s); return nil })
+	flag.Parse()
+	for word := range strings.SplitSeq(*streams, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil || n < 1 {
+			fmt.Fprintf(os.Stderr, "cost: -streams: %q is no number of streams\n", word)
+			os.Exit(2)
+		}
+		p.streams = append(p.streams, n)
+	}
+	for word := range strings.SplitSeq(*delays, ",") {
+		d, err := time.ParseDuration(word)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "cost: -delays: %v\n", err)
+			os.Exit(2)
+		}
+		p.delays = append(p.delays, d)
+	}
+	if err := p.run(); err != nil {
+		fmt.Fprintln(os.Stderr, "cost:", err)
+		os.Exit(1)
+	}
+}
+
+func (p *plan) run() (err error) {
+	dir, err := os.MkdirTemp("", "dynworker-cost-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	binary := filepath.Join(dir, "worker")
+	build := exec.Command("go", "build", "-o", binary, "dynworker/cmd/worker")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		return fmt.Errorf("build the worker: %w", err)
+	}
+	etcd, err := embedded.NewEtcd(embedded.EtcdOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, etcd.Close()) }()
+	nats, err := embedded.NewNATS(embedded.NATSOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, nats.Close()) }()
+	model := filepath.Join(dir, "model")
+	if err := os.Mkdir(model, 0o755); err != nil {
+		return err
+	}
+	if err := testdata.WriteModel(model); err != nil {
+		return err
+	}
+	fmt.Println("delay  streams  requests  tokens/s  daemon µs/token  daemon µs/request  tokens/frame  RSS idle MiB  RSS after MiB  start to first answer")
+	for _, delay := range p.delays {
+		for _, n := range p.streams {
+			if err := p.measure(binary, model, etcd.Endpoint(), nats.URL(), delay, n); err != nil {
+				return fmt.Errorf("%v a token, %d streams: %w", delay, n, err)
+			}
+		}
+	}
+	return nil
+}
+
+// daemon is a worker process.
+type daemon struct {
+	cmd    *exec.Cmd
+	target protocol.Instance
+}
+
+// start runs a worker and returns when it is registered.
+func (p *plan) start(ctx context.Context, binary, model, etcd, nats string, delay time.Duration) (*daemon, error) {
+	args := []string{"serve"}
+	for _, s := range append([]string{
+		"model.path=" + model, "model.name=tiny", "engine.kind=sim", "engine.sim.token_delay=" + delay.String(), "engine.sim.max_batch_size=16384", "etcd.endpoints=[" + etcd + "]", "nats.server=" + nats,
+		"request_plane.kind=nats", "drain.grace=0s", "log.level=warn", "response_plane.merge_tokens=" + strconv.FormatBool(p.merge),
+	}, p.settings...) {
+		args = append(args, "--set", s)
+	}
+	d := &daemon{cmd: exec.CommandContext(ctx, binary, args...)}
+	d.cmd.Stderr = os.Stderr
+	d.cmd.Cancel = func() error { return d.cmd.Process.Signal(syscall.SIGTERM) }
+	client, err := discovery.Connect(ctx, discovery.Config{Endpoints: []string{etcd}, Logger: zerolog.Nop()})
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	if err := d.cmd.Start(); err != nil {
+		return nil, err
+	}
+	for ctx.Err() == nil {
+		records, err := client.List(ctx, protocol.InstancePrefix)
+		if err != nil {
+			return nil, err
+		}
+		if len(records) > 0 {
+			d.target, err = protocol.ParseInstance(records[0].Value)
+			return d, err
+		}
+		pause(ctx, 2*time.Millisecond)
+	}
+	return nil, context.Cause(ctx)
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// tally is what the streams of a measurement saw.
+type tally struct {
+	mu             sync.Mutex
+	tokens, frames int
+	err            error
+}
+
+func (p *plan) measure(binary, model, etcd, nats string, delay time.Duration, streams int) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	started := time.Now()
+	d, err := p.start(ctx, binary, model, etcd, nats, delay)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, d.cmd.Process.Signal(syscall.SIGTERM), d.cmd.Wait())
+	}()
+	c, err := caller.New(ctx, caller.Config{NATS: &natsplane.ConnConfig{URL: nats}, Logger: zerolog.Nop()})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	var warm tally
+	warm.one(ctx, c, d.target, 1)
+	if warm.err != nil {
+		return warm.err
+	}
+	first := time.Since(started)
+	idle, err := rss(d.cmd.Process.Pid)
+	if err != nil {
+		return err
+	}
+	before, err := cpu(d.cmd.Process.Pid)
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	var t tally
+	var work sync.WaitGroup
+	queue := make(chan struct{}, p.requests)
+	for range p.requests {
+		queue <- struct{}{}
+	}
+	close(queue)
+	for range streams {
+		work.Go(func() {
+			for range queue {
+				t.one(ctx, c, d.target, p.tokens)
+			}
+		})
+	}
+	work.Wait()
+	took := time.Since(begin)
+	after, err := cpu(d.cmd.Process.Pid)
+	if err != nil || t.err != nil {
+		return errors.Join(err, t.err)
+	}
+	full, err := rss(d.cmd.Process.Pid)
+	if err != nil {
+		return err
+	}
+	spent := after - before
+	_, err = fmt.Printf("%-6v %7d  %8d  %8.0f  %15.2f  %17.0f  %12.2f  %12.1f  %13.1f  %v\n", delay, streams, p.requests, float64(t.tokens)/took.Seconds(), micros(spent)/float64(t.tokens), micros(spent)/float64(p.requests),
+		float64(t.tokens)/float64(t.frames), idle, full, first.Round(time.Millisecond))
+	return err
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+// one sends a request and reads its answer to the end.
+func (t *tally) one(ctx context.Context, c *caller.Caller, target protocol.Instance, tokens int) {
+	codec, err := protocol.ParseCodec(target.Codec)
+	if err != nil {
+		t.add(0, 0, err)
+		return
+	}
+	prompt := make([]int32, 32)
+	for i := range prompt {
+		prompt[i] = int32(10 + i)
+	}
+	s, err := c.Do(ctx, caller.Call{Transport: target.Transport, Codec: codec, Request: &protocol.Request{TokenIDs: prompt, TokensState: protocol.TokensList, Fields: protocol.Map{
+		"stop_conditions": protocol.Map{"max_tokens": int64(tokens)}, "sampling_options": protocol.Map{}, "output_options": protocol.Map{}, "routing": protocol.Map{},
+	}}})
+	if err != nil {
+		t.add(0, 0, err)
+		return
+	}
+	got, frames := 0, 0
+	for {
+		item, err := s.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil && item.Err != nil {
+			err = item.Err
+		}
+		if err != nil {
+			t.add(0, 0, err)
+			return
+		}
+		if item.Chunk != nil {
+			got += len(item.Chunk.TokenIDs)
+			frames++
+		}
+	}
+	if got != tokens {
+		err = fmt.Errorf("%d tokens, want %d", got, tokens)
+	}
+	t.add(got, frames, errors.Join(err, s.Close()))
+}
+
+func (t *tally) add(tokens, frames int, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.tokens += tokens
+	t.frames += frames
+	if t.err == nil {
+		t.err = err
+	}
+}
+
+// clockTick is the unit of CPU time in /proc, which is 10 ms on every Linux that Go runs on.
+const clockTick = 10 * time.Millisecond
+
+// cpu is the user and system time that a process has used.
+func cpu(pid int) (time.Duration, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The name in the second field may hold spaces; what follows its closing parenthesis does not.
+	_, rest, _ := strings.Cut(string(raw), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+	}
+	var sum int64
+	for _, f := range fields[11:13] {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return time.Duration(sum) * clockTick, nil
+}
+
+// rss is the resident memory of a process in MiB.
+func rss(pid int) (float64, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if value, ok := strings.CutPrefix(s.Text(), "VmRSS:"); ok {
+			kib, err := strconv.ParseFloat(strings.Fields(value)[0], 64)
+			return kib / 1024, err
+		}
+	}
+	return 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
+}
