@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -87,7 +88,7 @@ func TestManyCallsAtOnce(t *testing.T) {
 						return
 					}
 					tokens, _, err := collect(s)
-					if err == io.EOF {
+					if errors.Is(err, io.EOF) {
 						err = s.Close()
 					}
 					if err == nil && (len(tokens) != 2 || tokens[0] != uint32(i) || tokens[1] != uint32(i+1)) {
@@ -283,6 +284,18 @@ func TestWhatTheCallerDoesReachesTheWorker(t *testing.T) {
 	}
 }
 
+func TestAnswerThatIsKeptOpen(t *testing.T) {
+	p := tcpPlane(t, tcpplane.Config{}, respstream.Config{}, Config{})
+	call := p.call(protocol.CodecMsgpack, "", 1)
+	call.KeepOpen = true
+	s := p.do(t, call)
+	_, _, err := collect(s)
+	require.Equal(t, io.EOF, err)
+	require.Equal(t, 1, p.worker.dialer.Open(), "the worker waits for the frontend")
+	require.NoError(t, s.AwaitClose())
+	require.Equal(t, "handshake prologue data data control eof ", kinds(s))
+}
+
 func TestHalfCloseAndDrop(t *testing.T) {
 	p := tcpPlane(t, tcpplane.Config{}, respstream.Config{}, Config{})
 	s := p.do(t, p.call(protocol.CodecMsgpack, "write"))
@@ -460,7 +473,7 @@ func TestWorkerOfTheTCPPlaneRestarted(t *testing.T) {
 			return false
 		}
 		_, _, err = collect(s)
-		return err == io.EOF
+		return errors.Is(err, io.EOF)
 	}, testenv.Patience, tick)
 }
 
@@ -561,7 +574,7 @@ func TestConcurrentOpeningsShareAConnection(t *testing.T) {
 			if err == nil {
 				_, _, err = collect(s)
 			}
-			if err != io.EOF {
+			if !errors.Is(err, io.EOF) {
 				mu.Lock()
 				defer mu.Unlock()
 				failures = append(failures, fmt.Sprint(err))

@@ -185,7 +185,7 @@ func (s *Stream) frame() (wire.Frame, error) {
 // ended remembers how the answer ended. Once complete the connection is closed at once and hard, as the frontend does it.
 func (s *Stream) ended(err error) error {
 	s.end = err
-	if err == io.EOF && !s.keep {
+	if errors.Is(err, io.EOF) && !s.keep {
 		s.hardClose()
 	}
 	return err

@@ -23,10 +23,10 @@ func FuzzClient(f *testing.F) {
 		for range len(b)/wire.FrameHeaderLen + 1 {
 			cause := verdict(r.Next())
 			require.Error(t, cause)
-			if cause == ErrStop || cause == ErrKill {
+			if errors.Is(cause, ErrStop) || errors.Is(cause, ErrKill) {
 				continue
 			}
-			if cause != errHalfClose {
+			if !errors.Is(cause, errHalfClose) {
 				require.True(t, errors.Is(cause, ErrProtocol), "%v", cause)
 			}
 			return

@@ -63,7 +63,7 @@ func (s *Stream) heard(cause error) bool {
 	s.mu.Lock()
 	finishing, lingering, closed := s.finishing, s.lingering, s.closed
 	switch {
-	case cause == errHalfClose:
+	case errors.Is(cause, errHalfClose):
 		s.halfClosed = true
 	case finishing && !lingering && !errors.Is(cause, os.ErrDeadlineExceeded):
 		s.late = cause
@@ -74,12 +74,12 @@ func (s *Stream) heard(cause error) bool {
 		return true
 	case lingering:
 		// Stop and kill come too late to matter; the frontend closes after them.
-		if cause == ErrStop || cause == ErrKill {
+		if errors.Is(cause, ErrStop) || errors.Is(cause, ErrKill) {
 			return false
 		}
 		s.close()
 		return true
-	case cause == errHalfClose:
+	case errors.Is(cause, errHalfClose):
 		return true
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		// A failed write asks what the reader knows, which is nothing.

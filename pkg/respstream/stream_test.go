@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"syscall"
@@ -209,7 +210,7 @@ func TestWhatTheClientDoesIsToldApart(t *testing.T) {
 			require.ErrorIs(t, s.Finish(), c.want)
 			s.Abort()
 			require.ErrorIs(t, context.Cause(s.Context()), c.want, "the first cause stays")
-			if c.want != ErrReset {
+			if !errors.Is(c.want, ErrReset) {
 				_, err := io.Copy(io.Discard, f.Conn)
 				if err != nil {
 					// Closing with unread bytes, of the garbage here, resets.
@@ -322,6 +323,20 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		network.peer(0).ends(t)
 		closeDialer(t, d)
 	})
+}
+
+func TestClientThatDoesNotReadLeavesNothingBehindInTheKernel(t *testing.T) {
+	d := NewDialer(Config{WriteTimeout: 20 * time.Millisecond})
+	s, f := start(t, d)
+	chunk := tokens(make([]uint32, flushSize)...)
+	var err error
+	for err == nil {
+		err = s.Send(chunk)
+	}
+	require.ErrorIs(t, err, ErrWrite)
+	_, err = io.Copy(io.Discard, f.Conn)
+	require.ErrorIs(t, err, syscall.ECONNRESET, "the connection is thrown away, not flushed for as long as the client likes")
+	closeDialer(t, d)
 }
 
 func TestStopWhileAWriteHangs(t *testing.T) {

@@ -66,6 +66,9 @@ func (e *endpoint) read(r *reader) {
 			e.countDropped()
 		case errors.Is(err, nats.ErrSlowConsumer):
 			e.countDropped()
+		case errors.Is(err, nats.ErrNoResponders):
+			// The library takes an empty message with a certain header for a word of the server, and keeps it.
+			e.intake.Observer.Note(ingress.NATS, ingress.Malformed, 1, err)
 		case errors.Is(err, nats.ErrPermissionViolation):
 			// Reported by Serve, or by the supervisor when it comes later; the server may allow the subject again after a reconnect.
 			if sleep(r.ctx, time.Second) != nil {
@@ -85,7 +88,7 @@ func (e *endpoint) read(r *reader) {
 func (e *endpoint) sweep(r *reader) {
 	for {
 		msg, err := r.sub.NextMsg(time.Nanosecond)
-		if errors.Is(err, nats.ErrSlowConsumer) {
+		if errors.Is(err, nats.ErrSlowConsumer) || errors.Is(err, nats.ErrNoResponders) {
 			continue
 		}
 		if err != nil {

@@ -91,6 +91,21 @@ func TestMalformedMessagesAreRefusedAndHarmless(t *testing.T) {
 	require.NoError(t, take(t, a.started).BodyErr)
 }
 
+// The library turns such a message into an error, which must not be taken for the end of the subscription.
+func TestMessageThatLooksLikeTheServersWord(t *testing.T) {
+	srv := plainNATS(t)
+	var seen events
+	p := connectPlane(t, Config{Conn: quick(srv.URL()), Observer: seen.observe})
+	a := newAdmitter()
+	require.NoError(t, p.Serve(testenv.Context(t), subject, a))
+	nc := frontend(t, srv.URL())
+	require.NoError(t, nc.PublishMsg(&nats.Msg{Subject: subject, Header: nats.Header{"Status": {"503"}}}))
+	kind, _ := ask(t, nc, twoPart("x"))
+	require.Equal(t, wire.ReplyAccepted, kind)
+	require.Equal(t, 1, seen.count(ingress.Malformed))
+	take(t, a.started)
+}
+
 func TestStateAndPayloadLimit(t *testing.T) {
 	srv := testenv.StartNATS(t, embedded.NATSOptions{MaxPayload: 4096})
 	seen := newStates()
@@ -314,11 +329,59 @@ func TestDrainAndCloseWithoutAServer(t *testing.T) {
 	closePlane(t, p)
 }
 
+func TestDrainWithoutAServerDeliversWhatHadCome(t *testing.T) {
+	srv := plainNATS(t)
+	seen := newStates()
+	p := connectPlane(t, Config{Conn: quick(srv.URL()), OnState: seen.add})
+	release, entered := make(chan struct{}), make(chan struct{}, 100)
+	require.NoError(t, p.Serve(testenv.Context(t), subject, ingress.AdmitFunc(func(*ingress.Delivery) (func(), *ingress.Refusal) {
+		entered <- struct{}{}
+		<-release
+		return nil, &ingress.Refusal{Kind: ingress.Unavailable}
+	})))
+	nc := frontend(t, srv.URL())
+	const n = 20
+	for range n {
+		require.NoError(t, nc.Publish(subject, twoPart("x")))
+	}
+	require.NoError(t, nc.FlushWithContext(testenv.Context(t)))
+	require.NoError(t, p.flush(testenv.Context(t)))
+	<-entered
+	srv.Stop()
+	seen.waitFor(t, 0, "down", unhealthy)
+	drained := make(chan error, 1)
+	go func() { drained <- p.Drain(testenv.Context(t)) }()
+	close(release)
+	require.NoError(t, <-drained)
+	require.Len(t, entered, n-1)
+}
+
+func TestCredentialsThatAreRefusedForAWhile(t *testing.T) {
+	srv := newBrokenServer(t)
+	seen := newStates()
+	p := connectPlane(t, Config{Conn: quick(srv.url()), OnState: seen.add})
+	a := newAdmitter()
+	require.NoError(t, p.Serve(testenv.Context(t), subject, a))
+	_, n := seen.waitFor(t, 0, "healthy", healthy)
+	before := srv.connections()
+	srv.set(func() {
+		srv.farewell = "-ERR 'Authorization Violation'"
+		for c := range srv.conns {
+			_ = c.Close()
+		}
+	})
+	_, n = seen.waitFor(t, n, "down", unhealthy)
+	// The library would give up after the second refusal.
+	require.Eventually(t, func() bool { return srv.connections() > before+5 }, testenv.Patience, time.Millisecond)
+	srv.set(func() { srv.farewell = "" })
+	seen.waitFor(t, n, "healthy again", healthy)
+}
+
 func TestCloseWhileAReconnectHangs(t *testing.T) {
 	srv := plainNATS(t)
 	proxy := testenv.NewProxy(t, srv.Address())
 	cfg := quick("nats://" + proxy.Address())
-	cfg.AttemptTimeout = testenv.Patience
+	cfg.AttemptTimeout = 10 * testenv.Patience
 	seen := newStates()
 	p := connectPlane(t, Config{Conn: cfg, OnState: seen.add})
 	proxy.Pause()
