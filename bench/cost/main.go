@@ -2,6 +2,8 @@
 //
 //	go run ./bench/cost                 # simulated engine, without delay and at 10 ms a token
 //	go run ./bench/cost -streams 64 -delays 10ms -requests 256
+//	go run ./bench/cost -tree …         # daemon and engine process together
+//	go run ./bench/cost -attach PID -etcd URL -nats URL -namespace NS   # a worker that runs already, of whatever make
 //
 // etcd, NATS and the client run inside this program and take their share of the machine, but are not part of any figure. CPU is what the kernel accounts to the worker's process (user and system). Times on a shared machine vary; compare
 // figures of one run.
@@ -40,7 +42,11 @@ type plan struct {
 	requests int
 	tokens   int
 	merge    bool
+	tree     bool
 	settings []string
+	// attach is the process of a worker that runs already, 0 to start our own.
+	attach                int
+	etcd, nats, namespace string
 }
 
 func main() {
@@ -49,6 +55,11 @@ func main() {
 	delays := flag.String("delays", "0s,10ms", "time a token of the simulated engine")
 	flag.IntVar(&p.requests, "requests", 128, "requests of each measurement, shared by its streams")
 	flag.IntVar(&p.tokens, "tokens", 256, "tokens of each request")
+	flag.BoolVar(&p.tree, "tree", false, "count the worker's child processes too")
+	flag.IntVar(&p.attach, "attach", 0, "measure this worker process instead of starting one")
+	flag.StringVar(&p.etcd, "etcd", "http://localhost:2379", "etcd of the attached worker")
+	flag.StringVar(&p.nats, "nats", "nats://localhost:4222", "NATS of the attached worker")
+	flag.StringVar(&p.namespace, "namespace", "dynamo", "namespace of the attached worker")
 	flag.BoolVar(&p.merge, "merge", false, "let the worker put several tokens into one frame")
 	flag.Func("set", "a further setting of the worker, key=value", func(s string) error { p.settings = append(p.settings, s); return nil })
 	flag.Parse()
@@ -74,7 +85,44 @@ func main() {
 	}
 }
 
+const header = "delay  streams  requests  tokens/s  µs CPU/token  µs CPU/request  tokens/frame  RSS idle MiB  RSS after MiB  start to first answer"
+
+// runAttached measures a worker that somebody else started. Its pace is its own; the first delay is only printed.
+func (p *plan) runAttached() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Minute)
+	defer cancel()
+	client, err := discovery.Connect(ctx, discovery.Config{Endpoints: []string{p.etcd}, Logger: zerolog.Nop()})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	records, err := client.List(ctx, protocol.InstancePrefix+p.namespace+"/")
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		target, err := protocol.ParseInstance(r.Value)
+		if err != nil {
+			return err
+		}
+		if target.Endpoint != "generate" {
+			continue
+		}
+		fmt.Println(header)
+		for _, n := range p.streams {
+			if err := p.load(ctx, p.attach, target, p.nats, p.delays[0], n, time.Now()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("no worker in namespace %s", p.namespace)
+}
+
 func (p *plan) run() (err error) {
+	if p.attach != 0 {
+		return p.runAttached()
+	}
 	dir, err := os.MkdirTemp("", "dynworker-cost-")
 	if err != nil {
 		return err
@@ -103,7 +151,7 @@ func (p *plan) run() (err error) {
 	if err := testdata.WriteModel(model); err != nil {
 		return err
 	}
-	fmt.Println("delay  streams  requests  tokens/s  daemon µs/token  daemon µs/request  tokens/frame  RSS idle MiB  RSS after MiB  start to first answer")
+	fmt.Println(header)
 	for _, delay := range p.delays {
 		for _, n := range p.streams {
 			if err := p.measure(binary, model, etcd.Endpoint(), nats.URL(), delay, n); err != nil {
@@ -181,22 +229,27 @@ func (p *plan) measure(binary, model, etcd, nats string, delay time.Duration, st
 	defer func() {
 		err = errors.Join(err, d.cmd.Process.Signal(syscall.SIGTERM), d.cmd.Wait())
 	}()
+	return p.load(ctx, d.cmd.Process.Pid, d.target, nats, delay, streams, started)
+}
+
+// load drives a worker and prints what it cost.
+func (p *plan) load(ctx context.Context, pid int, target protocol.Instance, nats string, delay time.Duration, streams int, started time.Time) (err error) {
 	c, err := caller.New(ctx, caller.Config{NATS: &natsplane.ConnConfig{URL: nats}, Logger: zerolog.Nop()})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	var warm tally
-	warm.one(ctx, c, d.target, 1)
+	warm.one(ctx, c, target, 1)
 	if warm.err != nil {
 		return warm.err
 	}
 	first := time.Since(started)
-	idle, err := rss(d.cmd.Process.Pid)
+	idle, err := p.rss(pid)
 	if err != nil {
 		return err
 	}
-	before, err := cpu(d.cmd.Process.Pid)
+	before, err := p.cpu(pid)
 	if err != nil {
 		return err
 	}
@@ -211,22 +264,22 @@ func (p *plan) measure(binary, model, etcd, nats string, delay time.Duration, st
 	for range streams {
 		work.Go(func() {
 			for range queue {
-				t.one(ctx, c, d.target, p.tokens)
+				t.one(ctx, c, target, p.tokens)
 			}
 		})
 	}
 	work.Wait()
 	took := time.Since(begin)
-	after, err := cpu(d.cmd.Process.Pid)
+	after, err := p.cpu(pid)
 	if err != nil || t.err != nil {
 		return errors.Join(err, t.err)
 	}
-	full, err := rss(d.cmd.Process.Pid)
+	full, err := p.rss(pid)
 	if err != nil {
 		return err
 	}
 	spent := after - before
-	_, err = fmt.Printf("%-6v %7d  %8d  %8.0f  %15.2f  %17.0f  %12.2f  %12.1f  %13.1f  %v\n", delay, streams, p.requests, float64(t.tokens)/took.Seconds(), micros(spent)/float64(t.tokens), micros(spent)/float64(p.requests),
+	_, err = fmt.Printf("%-6v %7d  %8d  %8.0f  %12.2f  %14.0f  %12.2f  %12.1f  %13.1f  %v\n", delay, streams, p.requests, float64(t.tokens)/took.Seconds(), micros(spent)/float64(t.tokens), micros(spent)/float64(p.requests),
 		float64(t.tokens)/float64(t.frames), idle, full, first.Round(time.Millisecond))
 	return err
 }
@@ -245,7 +298,7 @@ func (t *tally) one(ctx context.Context, c *caller.Caller, target protocol.Insta
 		prompt[i] = int32(10 + i)
 	}
 	s, err := c.Do(ctx, caller.Call{Transport: target.Transport, Codec: codec, Request: &protocol.Request{TokenIDs: prompt, TokensState: protocol.TokensList, Fields: protocol.Map{
-		"stop_conditions": protocol.Map{"max_tokens": int64(tokens)}, "sampling_options": protocol.Map{}, "output_options": protocol.Map{}, "routing": protocol.Map{},
+		"stop_conditions": protocol.Map{"max_tokens": int64(tokens), "ignore_eos": true}, "sampling_options": protocol.Map{}, "output_options": protocol.Map{}, "routing": protocol.Map{},
 	}}})
 	if err != nil {
 		t.add(0, 0, err)
@@ -287,6 +340,48 @@ func (t *tally) add(tokens, frames int, err error) {
 
 // clockTick is the unit of CPU time in /proc, which is 10 ms on every Linux that Go runs on.
 const clockTick = 10 * time.Millisecond
+
+// pids are the processes that count: the worker, and with -tree its descendants.
+func (p *plan) pids(root int) []int {
+	all := []int{root}
+	for i := 0; p.tree && i < len(all); i++ {
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", all[i]))
+		for _, name := range threads {
+			raw, err := os.ReadFile(name)
+			if err != nil {
+				continue // the thread has ended
+			}
+			for word := range strings.FieldsSeq(string(raw)) {
+				if pid, err := strconv.Atoi(word); err == nil {
+					all = append(all, pid)
+				}
+			}
+		}
+	}
+	return all
+}
+
+func (p *plan) cpu(root int) (sum time.Duration, err error) {
+	for _, pid := range p.pids(root) {
+		d, err := cpu(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += d
+	}
+	return sum, nil
+}
+
+func (p *plan) rss(root int) (sum float64, err error) {
+	for _, pid := range p.pids(root) {
+		m, err := rss(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += m
+	}
+	return sum, nil
+}
 
 // cpu is the user and system time that a process has used.
 func cpu(pid int) (time.Duration, error) {
