@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"dynworker/pkg/wire"
 )
 
 // The methods below write one piece of either codec, so that everything above
@@ -154,7 +156,7 @@ func (c Codec) float(dst []byte, v float64) []byte {
 
 func (c Codec) text(dst []byte, s string) []byte {
 	if c == CodecJSON {
-		return appendJSONString(dst, s)
+		return wire.AppendJSONString(dst, s)
 	}
 	if !utf8.ValidString(s) {
 		s = strings.ToValidUTF8(s, "\uFFFD")
@@ -201,49 +203,6 @@ func appendMsgpackBinHead(dst []byte, n int) []byte {
 	default:
 		return binary.BigEndian.AppendUint32(append(dst, 0xc6), uint32(n))
 	}
-}
-
-const hexDigits = "0123456789abcdef"
-
-// appendJSONString appends s as a JSON string. Bytes that are not UTF-8 become
-// U+FFFD.
-func appendJSONString(dst []byte, s string) []byte {
-	dst = append(dst, '"')
-	start := 0
-	for i := 0; i < len(s); {
-		b := s[i]
-		if b >= utf8.RuneSelf {
-			r, n := utf8.DecodeRuneInString(s[i:])
-			if r == utf8.RuneError && n == 1 {
-				dst = append(dst, s[start:i]...)
-				dst = append(dst, "\uFFFD"...)
-				start = i + n
-			}
-			i += n
-			continue
-		}
-		if b >= ' ' && b != '"' && b != '\\' {
-			i++
-			continue
-		}
-		dst = append(dst, s[start:i]...)
-		switch b {
-		case '"', '\\':
-			dst = append(dst, '\\', b)
-		case '\n':
-			dst = append(dst, '\\', 'n')
-		case '\r':
-			dst = append(dst, '\\', 'r')
-		case '\t':
-			dst = append(dst, '\\', 't')
-		default:
-			dst = append(dst, '\\', 'u', '0', '0', hexDigits[b>>4], hexDigits[b&15])
-		}
-		i++
-		start = i
-	}
-	dst = append(dst, s[start:]...)
-	return append(dst, '"')
 }
 
 // appendMap writes a map with its keys sorted; few keys are sorted on the stack.

@@ -3,6 +3,8 @@ package protocol
 import (
 	"bytes"
 	"encoding/json"
+
+	"dynworker/pkg/wire"
 )
 
 // ExtractJSON gives the value at a path of map keys in a body as JSON with the
@@ -128,7 +130,7 @@ func (r *msgpackReader) appendJSON(dst []byte, depth int) ([]byte, error) {
 			if err != nil {
 				return nil, err
 			}
-			dst = append(appendJSONString(dst, key), ':')
+			dst = append(wire.AppendJSONString(dst, key), ':')
 		}
 		if dst, err = r.appendJSON(dst, depth+1); err != nil {
 			return nil, err

@@ -176,19 +176,19 @@ func parseConnection(parent object) (ConnectionInfo, error) {
 // writes it, byte for byte.
 func AppendRequestControl(dst []byte, c *RequestControl) []byte {
 	dst = append(dst, `{"id":`...)
-	dst = appendString(dst, c.ID)
+	dst = AppendJSONString(dst, c.ID)
 	dst = append(dst, `,"request_type":`...)
-	dst = appendString(dst, c.RequestType)
+	dst = AppendJSONString(dst, c.RequestType)
 	dst = append(dst, `,"response_type":`...)
-	dst = appendString(dst, c.ResponseType)
+	dst = AppendJSONString(dst, c.ResponseType)
 	if c.PayloadCodec != "" {
 		dst = append(dst, `,"payload_codec":`...)
-		dst = appendString(dst, c.PayloadCodec)
+		dst = AppendJSONString(dst, c.PayloadCodec)
 	}
 	dst = append(dst, `,"connection_info":{"transport":`...)
-	dst = appendString(dst, c.Connection.Transport)
+	dst = AppendJSONString(dst, c.Connection.Transport)
 	dst = append(dst, `,"info":`...)
-	dst = appendString(dst, string(appendInfo(nil, &c.Connection)))
+	dst = AppendJSONString(dst, string(appendInfo(nil, &c.Connection)))
 	dst = append(dst, '}')
 	if len(c.Metadata) > 0 {
 		dst = append(dst, `,"metadata":`...)
@@ -203,13 +203,13 @@ func AppendRequestControl(dst []byte, c *RequestControl) []byte {
 
 func appendInfo(dst []byte, info *ConnectionInfo) []byte {
 	dst = append(dst, `{"address":`...)
-	dst = appendString(dst, info.Address)
+	dst = AppendJSONString(dst, info.Address)
 	dst = append(dst, `,"subject":`...)
-	dst = appendString(dst, info.Subject)
+	dst = AppendJSONString(dst, info.Subject)
 	dst = append(dst, `,"context":`...)
-	dst = appendString(dst, info.Context)
+	dst = AppendJSONString(dst, info.Context)
 	dst = append(dst, `,"stream_type":`...)
-	dst = appendString(dst, info.StreamType)
+	dst = AppendJSONString(dst, info.StreamType)
 	return append(dst, '}')
 }
 
@@ -224,9 +224,9 @@ func appendStringMap(dst []byte, m map[string]string) []byte {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = appendString(dst, k)
+		dst = AppendJSONString(dst, k)
 		dst = append(dst, ':')
-		dst = appendString(dst, m[k])
+		dst = AppendJSONString(dst, m[k])
 	}
 	return append(dst, '}')
 }

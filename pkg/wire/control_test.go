@@ -249,9 +249,9 @@ func TestAppendString(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"))
 		var got string
-		require.NoError(t, json.Unmarshal(appendString(nil, s), &got))
+		require.NoError(t, json.Unmarshal(AppendJSONString(nil, s), &got))
 		require.Equal(t, strings.ToValidUTF8(s, "\uFFFD") == s, got == s)
 		require.Equal(t, []rune(s), []rune(got))
 	})
-	require.Equal(t, `"\b\f\n\r\t\u0000\u001f\"\\/<>&é`+"\u2028\"", string(appendString(nil, "\b\f\n\r\t\x00\x1f\"\\/<>&é\u2028")))
+	require.Equal(t, `"\b\f\n\r\t\u0000\u001f\"\\/<>&é`+"\u2028\"", string(AppendJSONString(nil, "\b\f\n\r\t\x00\x1f\"\\/<>&é\u2028")))
 }

@@ -48,10 +48,10 @@ func (o object) text(field string) (string, error) {
 
 const hexDigits = "0123456789abcdef"
 
-// appendString appends s as a JSON string with the escapes that the frontend's
+// AppendJSONString appends s as a JSON string with the escapes that the frontend's
 // JSON library writes, so that headers come out byte-equal. Bytes that are not
 // UTF-8 become U+FFFD.
-func appendString(dst []byte, s string) []byte {
+func AppendJSONString(dst []byte, s string) []byte {
 	dst = append(dst, '"')
 	start := 0
 	for i := 0; i < len(s); {

@@ -15,7 +15,7 @@ type Handshake struct{ Subject, StreamType string }
 func AppendHandshake(dst []byte, subject string) []byte {
 	return appendHeaderFrame(dst, func(dst []byte) []byte {
 		dst = append(dst, `{"subject":`...)
-		dst = appendString(dst, subject)
+		dst = AppendJSONString(dst, subject)
 		return append(dst, `,"stream_type":"response"}`...)
 	})
 }
@@ -59,7 +59,7 @@ func AppendPrologueOK(dst []byte) []byte {
 func AppendPrologueError(dst []byte, text string, typed []byte) []byte {
 	return appendHeaderFrame(dst, func(dst []byte) []byte {
 		dst = append(dst, `{"error":`...)
-		dst = appendString(dst, text)
+		dst = AppendJSONString(dst, text)
 		if len(typed) > 0 {
 			dst = append(dst, `,"typed_error":`...)
 			dst = append(dst, typed...)
