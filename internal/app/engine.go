@@ -5,15 +5,25 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 
 	"dynworker/pkg/config"
 	"dynworker/pkg/engine"
+	"dynworker/pkg/engine/bridge"
 	"dynworker/pkg/engine/ipc"
 	"dynworker/pkg/handlers"
 )
 
 // EngineCommand is the hidden subcommand of the worker's own binary that is the simulated engine.
 const EngineCommand = "engine-sim"
+
+// Resolve works out the arguments of the engine that a worker with this configuration and environment starts.
+func Resolve(cfg *config.Config, environ []string) (*config.Resolved, error) {
+	environ = EngineEnviron(environ, cfg.Engine.Env)
+	return cfg.Resolve(config.Surroundings{VisibleGPUs: VisibleGPUs(environ, os.DirFS("/dev")), Environ: environ})
+}
 
 // engineConfig says how the configured engine is started.
 func (w *worker) engineConfig() (engine.Config, error) {
@@ -39,10 +49,53 @@ func (w *worker) engineConfig() (engine.Config, error) {
 			return conf, fmt.Errorf("engine.sim: %w", err)
 		}
 		conf.Configure = ipc.Configure{WorkerVersion: w.opts.Version, Args: args}
-	default:
-		return conf, fmt.Errorf("engine.kind: %q is not built into this worker", c.Kind)
+	case config.EngineTRTLLM:
+		return conf, w.configureTRTLLM(&conf)
 	}
 	return conf, nil
+}
+
+// configureTRTLLM completes conf for the built-in program that runs TensorRT-LLM.
+func (w *worker) configureTRTLLM(conf *engine.Config) error {
+	resolved := w.opts.Resolved
+	if resolved == nil {
+		var err error
+		if resolved, err = Resolve(w.cfg, w.opts.Environ); err != nil {
+			return err
+		}
+	}
+	args, err := json.Marshal(resolved.Engine.Engine())
+	if err != nil {
+		return fmt.Errorf("engine arguments: %w", err)
+	}
+	options, err := json.Marshal(bridge.Options{})
+	if err != nil {
+		return fmt.Errorf("engine options: %w", err)
+	}
+	program, err := bridge.Install("")
+	if err != nil {
+		return err
+	}
+	// Noted before the engine is started, so that it happens after the engine has ended.
+	w.onStop("engine program", stopServer, func(context.Context) error { return os.RemoveAll(filepath.Dir(program)) })
+	python := conf.Command
+	if len(python) == 0 {
+		python = []string{"python3"}
+	}
+	// The interpreter may have options of its own, or a launcher in front of it.
+	conf.Command = append(slices.Clone(python[:len(python)-1]), bridge.Command(python[len(python)-1], program)...)
+	conf.Env = EngineEnviron(w.opts.Environ, w.cfg.Engine.Env)
+	conf.Configure = ipc.Configure{WorkerVersion: w.opts.Version, Args: args, Options: options}
+	return nil
+}
+
+// adapters are the configured LoRA adapters with the ids under which the engine knows them: their places in the list, counted from 1.
+func adapters(list []config.Adapter) []handlers.Adapter {
+	out := make([]handlers.Adapter, len(list))
+	for i, a := range list {
+		out[i] = handlers.Adapter{Name: a.Name, Path: a.Path, ID: int64(i + 1)}
+	}
+	return out
 }
 
 // startEngine starts the engine and returns when it can take requests.

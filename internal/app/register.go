@@ -10,6 +10,7 @@ import (
 
 	"dynworker/pkg/config"
 	"dynworker/pkg/discovery"
+	"dynworker/pkg/engine/ipc"
 	"dynworker/pkg/modelcard"
 	"dynworker/pkg/protocol"
 	"dynworker/pkg/status"
@@ -81,15 +82,14 @@ func (w *worker) observeModelFile(name string) {
 }
 
 // cardSpec says what the card tells the frontend, most of it as the engine reported it.
-func (w *worker) cardSpec() (modelcard.Spec, error) {
-	c := &w.cfg.Model
-	r := w.engine.Ready()
+func cardSpec(cfg *config.Config, r *ipc.Ready) (modelcard.Spec, error) {
+	c := &cfg.Model
 	endpoints, err := modelcard.ParseEndpointTypes(strings.Join(c.EndpointTypes, ","))
 	if err != nil {
 		return modelcard.Spec{}, fmt.Errorf("model.endpoint_types: %w", err)
 	}
 	s := modelcard.Spec{
-		Name: c.ServedName(), Aliases: c.Aliases, Endpoints: endpoints, Role: modelcard.RoleAggregated,
+		Name: c.ServedName(), Aliases: c.Aliases, Endpoints: endpoints, Role: modelcard.Role(cfg.Role),
 		KVBlockSize: uint32(c.KVBlockSize), DataParallelSize: uint32(r.AttentionDPSize),
 		ToolCallParser: c.ToolCallParser, ReasoningParser: c.ReasoningParser, StableRoutingID: c.StableRoutingID,
 	}

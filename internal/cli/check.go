@@ -1,17 +1,36 @@
 package cli
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
 
-// check prints the effective configuration, every setting with its origin, and what is wrong with it.
+	"dynworker/pkg/config"
+)
+
+// check prints what a worker with these options would do: every setting and every argument of its engine with its origin, and the facts that follow. Mistakes end it.
+//
+// What is missing on this machine, or cannot be served yet, is only a warning here: a configuration is often checked elsewhere than where it is served.
 func (p *Process) check(args []string) int {
-	_, report, code := p.load(args)
-	for _, warning := range report.Warnings {
+	l, err := p.load(args)
+	if errors.Is(err, config.ErrHelp) {
+		return p.complain(err)
+	}
+	for _, warning := range l.warnings() {
 		fmt.Fprintln(p.Stderr, "worker: warning: "+warning.String())
 	}
-	if code != ExitOK {
-		return code
+	if err != nil {
+		return p.complain(err)
 	}
-	if _, err := report.WriteTo(p.Stdout); err != nil {
+	var missing config.Errors
+	if errors.As(l.servable(), &missing) {
+		for _, problem := range missing {
+			fmt.Fprintln(p.Stderr, "worker: warning: worker serve would end here: "+problem.Error())
+		}
+	}
+	if _, err = l.report.WriteTo(p.Stdout); err == nil {
+		_, err = l.resolved.WriteTo(p.Stdout)
+	}
+	if err != nil {
 		fmt.Fprintln(p.Stderr, "worker: "+err.Error())
 		return ExitFailure
 	}

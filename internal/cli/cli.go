@@ -60,7 +60,7 @@ func OSProcess() (*Process, error) {
 const usage = `worker: a Dynamo worker for TensorRT-LLM
 
   worker serve [--config FILE] [--set key=value …]   serve (also without the word when only flags are given)
-  worker check [--config FILE] [--set key=value …]   load the configuration, print every setting and where it came from
+  worker check [--config FILE] [--set key=value …]   load the configuration, print every setting and engine argument and where it came from
   worker ask   --tokens 1,2,3 [options]              send one request to a registered worker and print the answer
   worker version                                     print the version
 
@@ -94,18 +94,50 @@ func (p *Process) Run() int {
 	return ExitConfig
 }
 
-// load reads the configuration of a worker, looks at the files that it names, and tells people what is wrong.
-func (p *Process) load(args []string) (*config.Config, *config.Report, int) {
-	cfg, report, err := config.Load(args, p.Environ, os.ReadFile)
-	if err == nil {
-		err = cfg.CheckFiles(nil)
-	}
-	return cfg, report, p.complain(err)
+// loaded is a configuration and what it comes to.
+type loaded struct {
+	cfg      *config.Config
+	report   *config.Report
+	resolved *config.Resolved
 }
 
-// loadClient reads the configuration for a command that serves nothing and therefore needs no model.
+// warnings are all that are worth one.
+func (l *loaded) warnings() []config.Warning {
+	all := l.report.Warnings
+	if l.resolved != nil {
+		all = append(all[:len(all):len(all)], l.resolved.Warnings...)
+	}
+	return all
+}
+
+// servable finds what keeps a configuration from being served here and now: roles that are not to be had yet, and files that are not there.
+func (l *loaded) servable() error {
+	var all config.Errors
+	for _, err := range []error{l.cfg.CheckServing(), l.cfg.CheckFiles(nil)} {
+		var some config.Errors
+		if errors.As(err, &some) {
+			all = append(all, some...)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}
+
+// load reads the configuration of a worker and works out the arguments of its engine.
+func (p *Process) load(args []string) (*loaded, error) {
+	cfg, report, err := config.Load(args, p.Environ, os.ReadFile)
+	l := &loaded{cfg: cfg, report: report}
+	if err == nil {
+		l.resolved, err = app.Resolve(cfg, p.Environ)
+	}
+	return l, err
+}
+
+// loadClient reads the configuration for a command that serves nothing.
 func (p *Process) loadClient(args []string) (*config.Config, int) {
-	cfg, _, err := config.Load(append([]string{"--set", "model.path=."}, args...), p.Environ, os.ReadFile)
+	cfg, _, err := config.Load(args, p.Environ, os.ReadFile)
 	return cfg, p.complain(err)
 }
 
@@ -128,22 +160,26 @@ func (p *Process) complain(err error) int {
 }
 
 func (p *Process) serve(args []string) int {
-	cfg, report, code := p.load(args)
-	if code != ExitOK {
-		return code
+	l, err := p.load(args)
+	if err == nil {
+		err = l.servable()
 	}
+	if err != nil {
+		return p.complain(err)
+	}
+	cfg := l.cfg
 	log, err := logging.New(logging.Options{Level: cfg.Log.Level, Format: logging.Format(cfg.Log.Format), Writer: p.Stderr})
 	if err != nil {
 		fmt.Fprintln(p.Stderr, "worker: "+err.Error())
 		return ExitConfig
 	}
-	for _, warning := range report.Warnings {
+	for _, warning := range l.warnings() {
 		log.Warn().Msg(warning.String())
 	}
 	ctx, stop := p.signals()
 	defer stop()
 	log.Info().Str("version", Version).Int("pid", os.Getpid()).Str("handler", cfg.Handler).Str("engine", cfg.Engine.Kind).Str("request_plane", cfg.RequestPlane.Kind).Str("namespace", cfg.ServingNamespace()).Msg("worker starts")
-	err = app.Run(ctx, cfg, app.Options{Version: Version, Logger: log, Executable: p.Executable, Environ: p.Environ, OnServing: p.OnServing})
+	err = app.Run(ctx, cfg, app.Options{Version: Version, Logger: log, Executable: p.Executable, Environ: p.Environ, Resolved: l.resolved, OnServing: p.OnServing})
 	if err != nil {
 		log.Error().Err(err).Msg("worker ends")
 		return ExitFailure

@@ -74,7 +74,7 @@ func TestAWrongConfigurationNamesItsKey(t *testing.T) {
 	for _, c := range []struct {
 		set, key string
 	}{
-		{"modle.path=x", "modle"}, {"namespace=a/b", "namespace"}, {"etcd.lease_ttl=30", "etcd.lease_ttl"}, {"response_plane.kind=quic", "response_plane.kind"}, {"handler=old", "handler"}, {"model.path=" + filepath.Join(dir, "none"), "model.path"},
+		{"modle.path=x", "modle"}, {"namespace=a/b", "namespace"}, {"etcd.lease_ttl=30", "etcd.lease_ttl"}, {"response_plane.kind=quic", "response_plane.kind"}, {"handler=old", "handler"},
 	} {
 		for _, name := range []string{"check", "serve"} {
 			code, _, problems := command(name, "--set", "model.path="+dir, "--set", "engine.kind=sim", "--set", c.set)
@@ -82,6 +82,33 @@ func TestAWrongConfigurationNamesItsKey(t *testing.T) {
 			require.Contains(t, problems, c.key, c.set)
 			require.Len(t, strings.Split(strings.TrimSpace(problems), "\n"), 1, "one line for one mistake: %s", problems)
 		}
+	}
+}
+
+// TestWhatIsMissingHere: a configuration that is fine but for this machine passes the check, with a warning, and is not served.
+func TestWhatIsMissingHere(t *testing.T) {
+	dir := model(t)
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--model", filepath.Join(dir, "none")}, "model.path: "},
+		{[]string{"--model", "Qwen/Qwen3-0.6B"}, "looks like a name on the Hugging Face hub, but nothing is downloaded"},
+		{nil, "model.path: is required"},
+		{[]string{"--model", dir, "--disaggregation-mode", "prefill"}, "role: prefill workers cannot serve yet"},
+		{[]string{"--model", dir, "--disaggregation-mode", "decode"}, "role: decode workers cannot serve yet"},
+		{[]string{"--model", dir, "--set", "lora=[{name: sql, path: /no/such/adapter}]"}, `lora: adapter "sql": "/no/such/adapter"`},
+	} {
+		args := append([]string{"--set", "engine.kind=sim"}, c.args...)
+		code, out, problems := command(append([]string{"check"}, args...)...)
+		require.Equal(t, ExitOK, code, problems)
+		require.Contains(t, problems, "worker: warning: worker serve would end here: ")
+		require.Contains(t, problems, c.says)
+		require.Contains(t, out, "namespace: dynamo")
+		code, _, problems = command(append([]string{"serve"}, args...)...)
+		require.Equal(t, ExitConfig, code)
+		require.Contains(t, problems, c.says)
+		require.NotContains(t, problems, "warning")
 	}
 }
 

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -24,12 +25,13 @@ func (l *loader) advise(c *Config) {
 	} else if c.NATS.NKey != "" && c.NATS.CredentialsFile != "" {
 		l.warn("nats.nkey", "is used, so nats.credentials_file is not")
 	}
-	if c.Engine.Kind != EngineSim {
-		for _, k := range keys {
-			// A file that shows all keys sets these, too; only a change counts.
-			if o, ok := l.origins[k.name]; ok && strings.HasPrefix(k.name, simPrefix) && k.value(c) != k.def {
-				l.warn(k.name, fmt.Sprintf("has no effect with engine.kind %s (%s)", c.Engine.Kind, o))
-			}
+	l.adviseOtherEngine(c)
+	for _, p := range []struct {
+		key string
+		on  bool
+	}{{"publish.kv_events", c.Publish.KVEvents}, {"publish.metrics", c.Publish.Metrics}} {
+		if p.on {
+			l.warn(p.key, fmt.Sprintf("the engine is set up for it, but this worker does not publish yet (%s)", l.origins[p.key]))
 		}
 	}
 	if c.ResponsePlane.TLS.Insecure {
@@ -37,5 +39,19 @@ func (l *loader) advise(c *Config) {
 	}
 	if c.NATS.TLS.Insecure {
 		l.warn("nats.tls.insecure", "the NATS server is not verified")
+	}
+}
+
+// adviseOtherEngine warns about settings of the engine that is not run.
+func (l *loader) adviseOtherEngine(c *Config) {
+	other := simPrefix
+	if c.Engine.Kind == EngineSim {
+		other = trtllmPrefix
+	}
+	for _, k := range keys {
+		// A file that shows all keys sets these, too; only a change counts.
+		if o, ok := l.origins[k.name]; ok && strings.HasPrefix(k.name, other) && !reflect.DeepEqual(k.value(c), k.def) {
+			l.warn(k.name, fmt.Sprintf("has no effect with engine.kind %s (%s)", c.Engine.Kind, o))
+		}
 	}
 }

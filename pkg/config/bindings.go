@@ -43,6 +43,8 @@ type binding struct {
 	// note replaces the key's own description where the text means something
 	// else.
 	note string
+	// deprecated names what to use instead, for a variable or a flag.
+	deprecated func(Origin) string
 }
 
 // bindings is the table of variables and flags that set something. Names and
@@ -62,6 +64,32 @@ var bindings = []*binding{
 	{env: "DYN_CUSTOM_JINJA_TEMPLATE", flags: []string{"--custom-jinja-template"}, keys: []string{"model.custom_jinja_template"}, arg: "FILE"},
 	{env: "DYN_SELF_HOST_METADATA", keys: []string{"model.files"}, to: toChoice("model.files", FilesHTTP, FilesLocal), note: "True serves the model's files over HTTP, false names local files."},
 	{env: "DYN_STABLE_ROUTING_ID", keys: []string{"model.stable_routing_id"}},
+
+	{env: "DYN_TRTLLM_TENSOR_PARALLEL_SIZE", flags: []string{"--tensor-parallel-size"}, keys: []string{"engine.trtllm.tensor_parallel_size"}, arg: "N"},
+	{env: "DYN_TRTLLM_PIPELINE_PARALLEL_SIZE", flags: []string{"--pipeline-parallel-size"}, keys: []string{"engine.trtllm.pipeline_parallel_size"}, arg: "N"},
+	{env: "DYN_TRTLLM_EXPERT_PARALLEL_SIZE", flags: []string{"--expert-parallel-size"}, keys: []string{"engine.trtllm.expert_parallel_size"}, arg: "N"},
+	{env: "DYN_TRTLLM_ENABLE_ATTENTION_DP", flags: []string{"--enable-attention-dp"}, negatable: true, keys: []string{"engine.trtllm.enable_attention_dp"}},
+	{env: "DYN_TRTLLM_GPUS_PER_NODE", flags: []string{"--gpus-per-node"}, keys: []string{"engine.trtllm.gpus_per_node"}, arg: "N"},
+	{env: "DYN_TRTLLM_MAX_BATCH_SIZE", flags: []string{"--max-batch-size"}, keys: []string{"engine.trtllm.max_batch_size"}, arg: "N"},
+	{env: "DYN_TRTLLM_MAX_NUM_TOKENS", flags: []string{"--max-num-tokens"}, keys: []string{"engine.trtllm.max_num_tokens"}, arg: "N"},
+	{env: "DYN_TRTLLM_MAX_SEQ_LEN", flags: []string{"--max-seq-len"}, keys: []string{"engine.trtllm.max_seq_len"}, arg: "N"},
+	{env: "DYN_TRTLLM_MAX_BEAM_WIDTH", flags: []string{"--max-beam-width"}, keys: []string{"engine.trtllm.max_beam_width"}, arg: "N"},
+	{env: "DYN_TRTLLM_FREE_GPU_MEMORY_FRACTION", flags: []string{"--free-gpu-memory-fraction"}, keys: []string{"engine.trtllm.free_gpu_memory_fraction"}, arg: "SHARE"},
+	{env: "DYN_TRTLLM_LOAD_FORMAT", flags: []string{"--load-format"}, keys: []string{"engine.trtllm.load_format"}, arg: "FORMAT"},
+	{env: "DYN_TRTLLM_GUIDED_DECODING_BACKEND", flags: []string{"--guided-decoding-backend"}, keys: []string{"engine.trtllm.guided_decoding_backend"}, arg: "NAME"},
+	{env: "DYN_TRTLLM_EXTRA_ENGINE_ARGS", flags: []string{"--extra-engine-args"}, keys: []string{"engine.trtllm.extra_engine_args"}, arg: "FILE"},
+	{env: "DYN_TRTLLM_OVERRIDE_ENGINE_ARGS", flags: []string{"--override-engine-args"}, keys: []string{overrideKey}, arg: "JSON", note: "A JSON object with engine arguments that come last; not together with --trtllm.* flags."},
+	{env: "DYN_TRTLLM_DISAGGREGATION_MODE", flags: []string{"--disaggregation-mode"}, keys: []string{"role"}, to: toRole, arg: "MODE", note: "agg or pd for an aggregated worker, prefill, or decode."},
+
+	// The deprecated pair stands first, so that either half can be replaced.
+	{env: "DYN_TRTLLM_PUBLISH_EVENTS_AND_METRICS", flags: []string{"--publish-events-and-metrics"}, negatable: true, keys: []string{"publish.kv_events", "publish.metrics"}, to: toBoth, note: "Deprecated: both of the following.", deprecated: func(o Origin) string {
+		if o.Kind == FromEnv {
+			return "DYN_TRTLLM_PUBLISH_KV_EVENTS and DYN_TRTLLM_PUBLISH_METRICS"
+		}
+		return "both --publish-kv-events and --publish-metrics"
+	}},
+	{env: "DYN_TRTLLM_PUBLISH_KV_EVENTS", flags: []string{"--publish-kv-events"}, negatable: true, keys: []string{"publish.kv_events"}},
+	{env: "DYN_TRTLLM_PUBLISH_METRICS", flags: []string{"--publish-metrics"}, negatable: true, keys: []string{"publish.metrics"}},
 
 	{env: "DYN_ENGINE_CONV_AFFINITY", flags: []string{"--conversation-affinity"}, negatable: true, keys: []string{"affinity.override"}},
 	{env: "DYN_ENGINE_CONV_AFFINITY_DP_RANK_SOURCE", flags: []string{"--conversation-affinity-dp-rank-source"}, keys: []string{"affinity.rank_source"}, arg: "SOURCE"},
@@ -136,6 +164,7 @@ func init() {
 		case b.to != nil:
 		case b.seconds:
 			b.to = toSeconds(b.keys...)
+		case b.keys[0] == overrideKey: // see loader.override
 		default:
 			b.to = toText(b.keys[0])
 		}
@@ -233,6 +262,33 @@ func toModelNames(text string) ([]setting, error) {
 		out = append(out, s)
 	}
 	return out, nil
+}
+
+// toRole reads a disaggregation mode of Dynamo.
+func toRole(text string) ([]setting, error) {
+	mode := strings.TrimSpace(text)
+	const known = "agg, pd, prefill, decode"
+	switch mode {
+	case "agg", "pd":
+		mode = RoleAggregated
+	case RolePrefill, RoleDecode:
+	case "prefill_and_decode":
+		return nil, fmt.Errorf("%s is no mode any more; agg or pd is meant", quote(mode))
+	case "encode":
+		return nil, &valueError{kind: ErrUnsupported, reason: quote(mode) + " is not supported: " + noteMedia}
+	default:
+		return nil, &valueError{kind: ErrValue, reason: fmt.Sprintf("%s is not one of %s", quote(text), known), suggestion: nearest(mode, strings.Split(known, ", "))}
+	}
+	return []setting{{key: "role", value: mode}}, nil
+}
+
+// toBoth reads the switch for both kinds of publishing.
+func toBoth(text string) ([]setting, error) {
+	on, err := parseBool(text)
+	if err != nil {
+		return nil, err
+	}
+	return []setting{{key: "publish.kv_events", value: on}, {key: "publish.metrics", value: on}}, nil
 }
 
 // toRequestLimit refuses 0: in the file it means no limit, but whoever sets

@@ -24,12 +24,21 @@ package config
 import (
 	"strings"
 	"time"
+
+	"dynworker/pkg/engineargs"
 )
 
 // Values of Config.Handler.
 const (
 	HandlerUnified = "unified"
 	HandlerLegacy  = "legacy"
+)
+
+// Values of Config.Role.
+const (
+	RoleAggregated = "aggregated"
+	RolePrefill    = "prefill"
+	RoleDecode     = "decode"
 )
 
 // Values of RequestPlane.Kind, EventPlane.Kind and ResponsePlane.Kind.
@@ -84,9 +93,12 @@ type Config struct {
 	Component       string `mapstructure:"component"`
 	Endpoint        string `mapstructure:"endpoint"`
 	Handler         string `mapstructure:"handler"`
+	Role            string `mapstructure:"role"`
 
-	Model         Model         `mapstructure:"model"`
-	Engine        Engine        `mapstructure:"engine"`
+	Model  Model  `mapstructure:"model"`
+	Engine Engine `mapstructure:"engine"`
+	// LoRA are the adapters that requests can name, in the order of the file.
+	LoRA          []Adapter     `mapstructure:"lora"`
 	Affinity      Affinity      `mapstructure:"affinity"`
 	Admission     Admission     `mapstructure:"admission"`
 	Drain         Drain         `mapstructure:"drain"`
@@ -94,6 +106,7 @@ type Config struct {
 	Etcd          Etcd          `mapstructure:"etcd"`
 	RequestPlane  RequestPlane  `mapstructure:"request_plane"`
 	ResponsePlane ResponsePlane `mapstructure:"response_plane"`
+	Publish       Publish       `mapstructure:"publish"`
 	EventPlane    EventPlane    `mapstructure:"event_plane"`
 	NATS          NATS          `mapstructure:"nats"`
 	System        System        `mapstructure:"system"`
@@ -101,8 +114,10 @@ type Config struct {
 	Log           Log           `mapstructure:"log"`
 
 	// origins lets Validate and CheckFiles say where an offending value came
-	// from. It is nil in a Config that was not made by Load.
+	// from, trees does so for the keys with a value of any shape. Both are nil
+	// in a Config that was not made by Load.
 	origins map[string]Origin
+	trees   map[string]*engineargs.Tree
 }
 
 // Model says what is served and what the model card tells the frontend.
@@ -132,8 +147,30 @@ type Engine struct {
 	StopTimeout     time.Duration `mapstructure:"stop_timeout"`
 	// Args are the engine's own arguments, exactly as written: keys keep their
 	// case, numbers their type (int64, uint64 above its range, or float64).
-	Args map[string]any `mapstructure:"-"`
-	Sim  Sim            `mapstructure:"sim"`
+	Args   map[string]any `mapstructure:"-" key:"args"`
+	TRTLLM TRTLLM         `mapstructure:"trtllm"`
+	Sim    Sim            `mapstructure:"sim"`
+}
+
+// TRTLLM are the settings of a TensorRT-LLM engine that today's Python worker
+// has flags for. They are the weakest of the layers that Resolve merges into
+// the engine's arguments.
+type TRTLLM struct {
+	TensorParallelSize    int     `mapstructure:"tensor_parallel_size"`
+	PipelineParallelSize  int     `mapstructure:"pipeline_parallel_size"`
+	ExpertParallelSize    int     `mapstructure:"expert_parallel_size"`
+	EnableAttentionDP     bool    `mapstructure:"enable_attention_dp"`
+	GPUsPerNode           int     `mapstructure:"gpus_per_node"`
+	MaxBatchSize          int     `mapstructure:"max_batch_size"`
+	MaxNumTokens          int     `mapstructure:"max_num_tokens"`
+	MaxSeqLen             int     `mapstructure:"max_seq_len"`
+	MaxBeamWidth          int     `mapstructure:"max_beam_width"`
+	FreeGPUMemoryFraction float64 `mapstructure:"free_gpu_memory_fraction"`
+	LoadFormat            string  `mapstructure:"load_format"`
+	GuidedDecodingBackend string  `mapstructure:"guided_decoding_backend"`
+	ExtraEngineArgs       string  `mapstructure:"extra_engine_args"`
+	// OverrideEngineArgs is like Engine.Args.
+	OverrideEngineArgs map[string]any `mapstructure:"-" key:"override_engine_args"`
 }
 
 // Sim configures the simulated engine. Its keys are the names of the engine's
@@ -257,6 +294,12 @@ func (t *ResponseClientTLS) Enabled() bool {
 	return t.CAFile != "" || t.Insecure || t.ServerName != "" || t.CertFile != ""
 }
 
+// Publish says what routers and planners are told.
+type Publish struct {
+	KVEvents bool `mapstructure:"kv_events"`
+	Metrics  bool `mapstructure:"metrics"`
+}
+
 // EventPlane says how KV events are published.
 type EventPlane struct {
 	Kind string `mapstructure:"kind"`
@@ -314,14 +357,16 @@ type Log struct {
 	Format string `mapstructure:"format"`
 }
 
-// Default returns the configuration in which nothing is set. It is valid but
-// for the model, which has no default.
+// Default returns the configuration in which nothing is set. It is valid, but
+// cannot be served: the model has no default.
 func Default() *Config {
 	return &Config{
 		Namespace: "dynamo",
 		Component: "backend",
 		Endpoint:  "generate",
 		Handler:   HandlerUnified,
+		Role:      RoleAggregated,
+		LoRA:      []Adapter{},
 		Model: Model{
 			Aliases:       []string{},
 			EndpointTypes: []string{"chat", "completions"},
@@ -336,6 +381,16 @@ func Default() *Config {
 			StartInactivity: 10 * time.Minute,
 			StopTimeout:     30 * time.Second,
 			Args:            map[string]any{},
+			TRTLLM: TRTLLM{
+				TensorParallelSize:    1,
+				PipelineParallelSize:  1,
+				MaxBatchSize:          2048,
+				MaxNumTokens:          8192,
+				MaxBeamWidth:          1,
+				FreeGPUMemoryFraction: 0.9,
+				LoadFormat:            "auto",
+				OverrideEngineArgs:    map[string]any{},
+			},
 			Sim: Sim{
 				VocabSize:        355,
 				FirstTokenID:     6,

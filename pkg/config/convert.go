@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"dynworker/pkg/engineargs"
 )
 
 // parseText reads the value of k from a flag, a variable or --set. Durations
@@ -23,6 +25,10 @@ func parseText(k *key, text string) (any, error) {
 		return parseDuration(text)
 	case kindList:
 		return parseList(k, text)
+	case kindFloat:
+		return parseFloat(text)
+	case kindAdapters:
+		return parseAdapters(text)
 	case kindMap:
 		return nil, errors.New("is a mapping and cannot be given as plain text")
 	}
@@ -52,6 +58,14 @@ func parseInt(text string) (int, error) {
 		return 0, fmt.Errorf("%s is not a whole number", quote(text))
 	}
 	return int(n), nil
+}
+
+func parseFloat(text string) (float64, error) {
+	f, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+		return 0, fmt.Errorf("%s is not a number", quote(text))
+	}
+	return f, nil
 }
 
 // parseDuration insists on a unit. A bare 0 is the same in every unit and
@@ -88,7 +102,7 @@ func parseSeconds(text string) (time.Duration, error) {
 func parseList(k *key, text string) ([]string, error) {
 	text = strings.TrimSpace(text)
 	if strings.HasPrefix(text, "[") {
-		n, err := parseYAML([]byte(text))
+		n, err := engineargs.Document([]byte(text))
 		if err != nil {
 			return nil, fmt.Errorf("cannot be read as a YAML list: %w", err)
 		}
@@ -103,27 +117,6 @@ func parseList(k *key, text string) ([]string, error) {
 		out = append(out, strings.TrimSpace(s))
 	}
 	return out, nil
-}
-
-// parseYAML reads exactly one YAML document; an empty one gives nil.
-func parseYAML(b []byte) (*yaml.Node, error) {
-	dec := yaml.NewDecoder(strings.NewReader(string(b)))
-	var doc yaml.Node
-	err := dec.Decode(&doc)
-	if err != nil {
-		if err.Error() == "EOF" {
-			return nil, nil
-		}
-		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
-	}
-	var second yaml.Node
-	if err := dec.Decode(&second); err == nil {
-		return nil, fmt.Errorf("line %d: a second document begins here; only one is allowed", second.Line)
-	}
-	if len(doc.Content) == 0 {
-		return nil, nil
-	}
-	return doc.Content[0], nil
 }
 
 // deref follows an alias to what it stands for. Cycles cannot arise here:
@@ -160,8 +153,11 @@ func describe(n *yaml.Node) string {
 // fromNode reads the value of k from the file.
 func fromNode(k *key, n *yaml.Node) (any, error) {
 	n = deref(n)
-	if k.kind == kindList {
+	switch k.kind {
+	case kindList:
 		return listFromNode(k, n)
+	case kindAdapters:
+		return adaptersFromNode(n)
 	}
 	if n.Kind != yaml.ScalarNode {
 		return nil, fmt.Errorf("is %s, but must be %s", describe(n), k.wanted())
@@ -192,6 +188,11 @@ func fromNode(k *key, n *yaml.Node) (any, error) {
 			return nil, fmt.Errorf("%s is too large", quote(n.Value))
 		}
 		return i, nil
+	case kindFloat:
+		if tag != "!!float" && tag != "!!int" {
+			return nil, fmt.Errorf("is %s, but must be a number", describe(n))
+		}
+		return parseFloat(n.Value)
 	case kindDuration:
 		if tag != "!!str" && tag != "!!int" && tag != "!!float" {
 			return nil, fmt.Errorf("is %s, but must be %s", describe(n), k.wanted())
@@ -245,6 +246,8 @@ func (k *key) wanted() string {
 		return "true or false"
 	case kindInt:
 		return "a whole number"
+	case kindFloat:
+		return "a number"
 	case kindDuration:
 		return "a duration such as 30s"
 	case kindList:

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 )
 
 // tokenizers are the files of which the model folder needs one.
@@ -14,6 +15,10 @@ var tokenizers = []string{"tokenizer.json", "tiktoken.model", "tokenizer.model"}
 // CheckFiles looks whether the files and folders that the configuration names
 // are there. stat defaults to os.Stat. Nothing is opened and nothing is
 // downloaded. The error is an Errors, each with the path that was tried.
+//
+// It is apart from Load because a configuration is often checked on another
+// machine than the one that serves with it. The engine file is not among the
+// files, since Resolve reads it.
 func (c *Config) CheckFiles(stat func(string) (fs.FileInfo, error)) error {
 	if stat == nil {
 		stat = os.Stat
@@ -26,6 +31,8 @@ func (c *Config) CheckFiles(stat func(string) (fs.FileInfo, error)) error {
 	look := func(key, path string, folder bool) bool {
 		info, err := stat(path)
 		switch {
+		case errors.Is(err, fs.ErrNotExist) && key == "model.path" && c.isHubName():
+			problem(key, fmt.Sprintf("%s looks like a name on the Hugging Face hub, but nothing is downloaded: give the folder that holds the model", quote(path)), err)
 		case errors.Is(err, fs.ErrNotExist):
 			problem(key, fmt.Sprintf("%s does not exist", quote(path)), err)
 		case err != nil:
@@ -58,7 +65,7 @@ func (c *Config) CheckFiles(stat func(string) (fs.FileInfo, error)) error {
 		}
 		path := k.value(c).(string)
 		switch {
-		case path == "" || IsPEM(path) || k.name == payloadKey:
+		case path == "" || IsPEM(path) || k.name == payloadKey || k.name == engineFileKey:
 		case k.name == "engine.sim.calls_log": // made when it is not there
 			look(k.name, filepath.Dir(path), true)
 		case k.secret:
@@ -70,8 +77,27 @@ func (c *Config) CheckFiles(stat func(string) (fs.FileInfo, error)) error {
 			look(k.name, path, false)
 		}
 	}
+	for _, a := range c.LoRA {
+		if _, err := stat(a.Path); err != nil {
+			problem("lora", fmt.Sprintf("adapter %s: %s cannot be looked at: %s", quote(a.Name), quote(a.Path), fileReason(err)), err)
+		}
+	}
 	return errs.err()
 }
+
+// isHubName reports whether the model's path is of the form organisation/name.
+func (c *Config) isHubName() bool {
+	path := c.Model.Path
+	if o := c.origins["model.path"]; o.Kind == FromFile {
+		// Load made it one below the folder of the file.
+		if rest, err := filepath.Rel(filepath.Dir(o.Name), path); err == nil {
+			path = rest
+		}
+	}
+	return hubName.MatchString(path)
+}
+
+var hubName = regexp.MustCompile(`^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$`)
 
 func joinOr(list []string) string {
 	out := ""

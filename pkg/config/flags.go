@@ -7,21 +7,25 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"dynworker/pkg/engineargs"
 )
 
-// assignment is one flag as given, in the order of the command line.
+// assignment is one flag as given, in the order of the command line. It has a
+// binding when it sets something, or a variable when its like in the
+// environment sets nothing; --set has neither.
 type assignment struct {
-	binding *binding
-	text    string
-	origin  Origin
+	binding  *binding
+	variable *Variable
+	text     string
+	origin   Origin
 }
 
 // commandLine is what the options say before anything is looked up.
 type commandLine struct {
 	file        string // of --config; empty without
 	assignments []assignment
-	sets        []assignment // --set key=value; binding is nil
-	order       []bool       // true where the next one is of sets
+	dynamic     []engineargs.Flag // --trtllm.*
 }
 
 // recorder is a pflag.Value that keeps every occurrence in order: the last one
@@ -29,8 +33,14 @@ type commandLine struct {
 type recorder struct {
 	line   *commandLine
 	b      *binding
+	v      *Variable
 	name   string
 	negate bool
+}
+
+// isSwitch reports whether the flag needs no value.
+func (r *recorder) isSwitch() bool {
+	return r.b != nil && r.b.negatable || r.v != nil && r.v.arg == ""
 }
 
 func (r *recorder) String() string { return "" }
@@ -38,21 +48,22 @@ func (r *recorder) String() string { return "" }
 // Type is the placeholder in help; pflag shows none for "bool".
 func (r *recorder) Type() string {
 	switch {
-	case r.b == nil:
-		return "KEY=VALUE"
-	case r.b.negatable:
+	case r.isSwitch():
 		return "bool"
+	case r.b != nil:
+		return r.b.arg
+	case r.v != nil:
+		return r.v.arg
 	}
-	return r.b.arg
+	return "KEY=VALUE"
 }
 
 func (r *recorder) Set(text string) error {
-	if r.b == nil {
-		r.line.sets = append(r.line.sets, assignment{text: text, origin: Origin{Kind: FromSet, Name: "--set"}})
-		r.line.order = append(r.line.order, true)
-		return nil
+	origin := Origin{Kind: FromFlag, Name: r.name}
+	if r.b == nil && r.v == nil {
+		origin.Kind = FromSet
 	}
-	if r.b.negatable {
+	if r.isSwitch() {
 		// pflag hands over what stands behind "=", or true.
 		on, err := parseBool(text)
 		if err != nil {
@@ -60,8 +71,7 @@ func (r *recorder) Set(text string) error {
 		}
 		text = fmt.Sprint(on != r.negate)
 	}
-	r.line.assignments = append(r.line.assignments, assignment{binding: r.b, text: text, origin: Origin{Kind: FromFlag, Name: r.name}})
-	r.line.order = append(r.line.order, false)
+	r.line.assignments = append(r.line.assignments, assignment{binding: r.b, variable: r.v, text: text, origin: origin})
 	return nil
 }
 
@@ -74,21 +84,35 @@ func flagSet(line *commandLine) *pflag.FlagSet {
 	fs.StringVar(&line.file, "config", "", "Configuration file (YAML).")
 	fs.Lookup("config").DefValue = ""
 	fs.Var(&recorder{line: line, name: "--set"}, "set", "Sets any key; may be repeated. Lists are separated by commas.")
+	add := func(r *recorder, usage string) {
+		f := fs.VarPF(r, strings.TrimPrefix(r.name, "--"), "", usage)
+		if !r.isSwitch() {
+			return
+		}
+		f.NoOptDefVal = "true"
+		no := *r
+		no.name, no.negate = "--no-"+f.Name, true
+		fs.VarPF(&no, "no-"+f.Name, "", "The opposite of "+r.name+".").NoOptDefVal = "true"
+	}
 	for _, b := range bindings {
 		for i, name := range b.flags {
 			usage := b.usage()
 			if i > 0 {
 				usage = "Same as " + b.flags[0] + "."
 			}
-			f := fs.VarPF(&recorder{line: line, b: b, name: name}, strings.TrimPrefix(name, "--"), "", usage)
-			if b.negatable {
-				f.NoOptDefVal = "true"
-				no := "--no-" + strings.TrimPrefix(name, "--")
-				fs.VarPF(&recorder{line: line, b: b, name: no, negate: true}, strings.TrimPrefix(no, "--"), "", "The opposite of "+name+".").NoOptDefVal = "true"
-			}
+			add(&recorder{line: line, b: b, name: name}, usage)
+		}
+	}
+	for i := range others {
+		if v := &others[i]; v.Flag != "" {
+			add(&recorder{line: line, v: v, name: v.Flag}, v.usage())
 		}
 	}
 	return fs
+}
+
+func (v *Variable) usage() string {
+	return fmt.Sprintf("%s: %s. [%s]", v.Status, v.Note, v.Name)
 }
 
 func (b *binding) usage() string {
@@ -104,6 +128,10 @@ func (b *binding) usage() string {
 func parseArgs(args []string) (*commandLine, error) {
 	line := &commandLine{}
 	fs := flagSet(line)
+	args, err := line.scan(fs, args)
+	if err != nil {
+		return nil, err
+	}
 	if err := fs.Parse(args); err != nil {
 		return nil, flagProblem(fs, err)
 	}
@@ -124,11 +152,7 @@ func flagProblem(fs *pflag.FlagSet, err error) error {
 		syntax  *pflag.InvalidSyntaxError
 	)
 	flagOrigin := func(f *pflag.Flag) (Origin, string) {
-		o := Origin{Kind: FromFlag, Name: "--" + f.Name}
-		if r, ok := f.Value.(*recorder); ok && r.b != nil {
-			return o, r.b.keys[0]
-		}
-		return o, o.Name
+		return Origin{Kind: FromFlag, Name: "--" + f.Name}, flagKey(f)
 	}
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
@@ -157,29 +181,31 @@ func flagProblem(fs *pflag.FlagSet, err error) error {
 func Usage() string {
 	fs := flagSet(&commandLine{})
 	fs.Lookup("config").Usage = "Configuration `FILE` (YAML)."
-	return fs.FlagUsagesWrapped(0)
+	fs.VisitAll(func(f *pflag.Flag) {
+		// Flags that set nothing are understood, but nobody has to know them.
+		if r, ok := f.Value.(*recorder); ok && r.v != nil {
+			f.Hidden = true
+		}
+	})
+	return fs.FlagUsagesWrapped(0) + "      --trtllm.SECTION.NAME VALUE\n                  Sets any argument of TensorRT-LLM; a number, true, false or none is taken for what it is. [" + overrideKey + "]\n"
 }
 
 // commandLineLayer applies flags and --set in the order in which they came. A
 // whole endpoint address wins over a --namespace beside it, wherever it
 // stands, as in Dynamo's own worker.
 func (l *loader) commandLineLayer(line *commandLine) {
-	next := struct{ set, flag int }{}
 	var late []func()
-	for _, isSet := range line.order {
-		if isSet {
-			a := line.sets[next.set]
-			next.set++
+	for _, a := range line.assignments {
+		switch {
+		case a.variable != nil:
+			l.setsNothing(a.variable, a.text, a.origin)
+		case a.binding == nil:
 			l.applySet(a.text, a.origin)
-			continue
-		}
-		a := line.assignments[next.flag]
-		next.flag++
-		if a.binding.keys[0] == endpointKey {
+		case a.binding.keys[0] == endpointKey:
 			late = append(late, func() { l.apply(a.binding, a.text, a.origin) })
-			continue
+		default:
+			l.apply(a.binding, a.text, a.origin)
 		}
-		l.apply(a.binding, a.text, a.origin)
 	}
 	for _, f := range late {
 		f()
@@ -194,9 +220,11 @@ func (l *loader) applySet(text string, origin Origin) {
 		l.problem(&Problem{Key: "--set", Kind: ErrSyntax, Origin: origin, Reason: setShape(name) + " is not of the form key=value"})
 		return
 	}
-	if name == argsKey || strings.HasPrefix(name, argsKey+".") {
-		l.setArgs(name, value, origin)
-		return
+	for _, k := range []string{argsKey, overrideKey} {
+		if name == k || strings.HasPrefix(name, k+".") {
+			l.setTree(k, name, value, origin)
+			return
+		}
 	}
 	if name == endpointKey {
 		l.applySettings(name, toEndpoint, value, origin)
@@ -220,36 +248,4 @@ func setShape(text string) string {
 		text = text[:end] + "…"
 	}
 	return quote(text)
-}
-
-// setArgs sets engine.args as a whole, or one value in it. The value is YAML,
-// so that numbers and lists keep their type.
-func (l *loader) setArgs(name, value string, origin Origin) {
-	path := strings.Split(name, ".")[2:]
-	for _, p := range path {
-		if p == "" {
-			l.problem(&Problem{Key: name, Origin: origin, Kind: ErrSyntax, Reason: "has an empty part"})
-			return
-		}
-	}
-	n, err := parseYAML([]byte(value))
-	if err != nil {
-		l.problem(&Problem{Key: name, Origin: origin, Kind: ErrValue, Reason: "cannot be read as YAML: " + err.Error()})
-		return
-	}
-	b := &treeBuilder{origin: origin}
-	sub := &tree{value: "", origin: origin}
-	if n != nil {
-		if sub, err = b.build(n, path); err != nil {
-			l.problem(argsProblem(err, origin))
-			return
-		}
-	}
-	if len(path) == 0 {
-		l.replaceArgs(sub, origin)
-		return
-	}
-	if err := l.args.set(path, sub); err != nil {
-		l.problem(&Problem{Key: name, Origin: origin, Kind: ErrConflict, Reason: err.Error()})
-	}
 }

@@ -2,7 +2,6 @@ package config
 
 import (
 	"reflect"
-	"strings"
 	"time"
 )
 
@@ -15,6 +14,8 @@ const (
 	kindInt
 	kindDuration
 	kindList
+	kindFloat
+	kindAdapters
 	kindMap
 )
 
@@ -51,7 +52,9 @@ var keys = []*key{
 	{name: "endpoint", doc: "Endpoint of the component; dyn://namespace.component.endpoint sets all three and drops the suffix.", check: nonEmptyLabel},
 	{name: "handler", doc: "unified reads the engine's affinity policy before it registers, legacy with its first request as Dynamo 1.6.1 does.", choices: []string{HandlerUnified, HandlerLegacy}},
 
-	{name: "model.path", doc: "Folder with config.json and the tokenizer. Required; nothing is ever downloaded.", path: true},
+	{name: "role", doc: "Part in serving a model: aggregated, prefill or decode. Only aggregated workers can serve so far.", choices: []string{RoleAggregated, RolePrefill, RoleDecode}},
+
+	{name: "model.path", doc: "Folder with config.json and the tokenizer. Required to serve; nothing is ever downloaded.", path: true},
 	{name: "model.name", doc: "Name under which callers find the model; empty uses the path.", check: oneWord},
 	{name: "model.aliases", doc: "Further names for the same model.", check: words},
 	{name: "model.endpoint_types", doc: "APIs of the frontend that serve the model: chat, completions, or none alone.", check: endpointTypes},
@@ -65,13 +68,30 @@ var keys = []*key{
 	{name: "model.custom_jinja_template", doc: "Chat template file that replaces the model's own.", path: true},
 	{name: "model.stable_routing_id", doc: "Identity for routing that outlives restarts; empty is none."},
 
+	{name: "lora", doc: "LoRA adapters that requests can name, as a list of {name, path}.", check: adapters},
+
 	{name: "engine.kind", doc: "trtllm runs TensorRT-LLM, sim the simulated engine.", choices: []string{EngineTRTLLM, EngineSim}},
-	{name: "engine.command", doc: "Program and arguments of the engine process; empty is the built-in one of this kind.", check: command, show: showArgs},
+	{name: "engine.command", doc: "For trtllm the Python interpreter (python3) and its options, to which the built-in program is added; for sim program and arguments of the engine, empty for the built-in one.", check: command, show: showArgs},
 	{name: "engine.env", doc: "Variables for the engine process, as KEY=VALUE, on top of the worker's own.", check: environment, show: showEnv},
 	{name: "engine.start_timeout", doc: "Longest time from start to readiness; 0s leaves it to start_inactivity."},
 	{name: "engine.start_inactivity", doc: "Longest silence of an engine that loads, before it counts as stuck.", check: positive},
 	{name: "engine.stop_timeout", doc: "Time for the engine to shut down by itself before it is killed.", check: positive},
-	{name: "engine.args", doc: "Arguments for the engine, passed on exactly as written.", show: showTree},
+	{name: "engine.args", doc: "Arguments of TensorRT-LLM, merged after the engine file and like one: entries replace, those of kv_cache_config one by one.", show: showTree},
+
+	{name: "engine.trtllm.tensor_parallel_size", doc: "Tensor-parallel ranks.", check: atLeast(1)},
+	{name: "engine.trtllm.pipeline_parallel_size", doc: "Pipeline-parallel ranks.", check: atLeast(1)},
+	{name: "engine.trtllm.expert_parallel_size", doc: "Expert-parallel ranks of a mixture of experts; 0 leaves it to the engine.", check: atLeast(0)},
+	{name: "engine.trtllm.enable_attention_dp", doc: "Attention data parallelism: each tensor-parallel rank attends to requests of its own."},
+	{name: "engine.trtllm.gpus_per_node", doc: "GPUs of a node; 0 counts the visible ones.", check: atLeast(0)},
+	{name: "engine.trtllm.max_batch_size", doc: "Requests that a rank runs at once.", check: atLeast(1)},
+	{name: "engine.trtllm.max_num_tokens", doc: "Tokens that a rank takes in one step.", check: atLeast(1)},
+	{name: "engine.trtllm.max_seq_len", doc: "Longest sequence, prompt and answer together; 0 takes the model's.", check: atLeast(0)},
+	{name: "engine.trtllm.max_beam_width", doc: "Beams of beam search.", check: atLeast(1)},
+	{name: "engine.trtllm.free_gpu_memory_fraction", doc: "Share for the KV cache of the GPU memory that is free once the model is loaded.", check: fraction},
+	{name: "engine.trtllm.load_format", doc: "How the weights are loaded, auto or dummy.", check: loadFormat},
+	{name: "engine.trtllm.guided_decoding_backend", doc: "Backend for structured output, xgrammar or llguidance; empty is none.", check: guidedBackend},
+	{name: "engine.trtllm.extra_engine_args", doc: "Engine file: YAML with arguments of TensorRT-LLM, which replace the settings above; empty is none.", path: true},
+	{name: "engine.trtllm.override_engine_args", doc: "Arguments that come last; they are merged into plain sections and replace typed ones whole. --trtllm.a.b VALUE flags are the other way to write it.", show: showTree},
 
 	{name: "engine.sim.vocab_size", doc: "Simulated vocabulary; must fit the tokenizer.", check: between(2, 1<<24)},
 	{name: "engine.sim.first_token_id", doc: "Lowest token id that is made up, above the tokenizer's special ones.", check: atLeast(1)},
@@ -145,6 +165,9 @@ var keys = []*key{
 	{name: "response_plane.tls.key_file", doc: "Key of that certificate.", path: true},
 	{name: "response_plane.tls.handshake_timeout", doc: "Time for a TLS handshake.", check: positive},
 
+	{name: "publish.kv_events", doc: "Publish the engine's KV events for KV-aware routers. Accepted, but nothing is published yet."},
+	{name: "publish.metrics", doc: "Publish the engine's load and iteration figures. Accepted, but nothing is published yet."},
+
 	{name: "event_plane.kind", doc: "How KV events are published, nats or zmq. Nothing is published yet.", choices: []string{PlaneNATS, PlaneZMQ}},
 
 	{name: "nats.server", doc: "Address of NATS, nats:// or tls://; several with commas.", check: natsServer, show: showAddress},
@@ -177,8 +200,17 @@ var keys = []*key{
 // simPrefix is in front of the simulated engine's arguments.
 const simPrefix = "engine.sim."
 
-// argsKey is the one key with a value of any shape.
-const argsKey = "engine.args"
+// trtllmPrefix is in front of settings that only TensorRT-LLM has.
+const trtllmPrefix = "engine.trtllm."
+
+// engineFileKey names the file that Resolve reads.
+const engineFileKey = trtllmPrefix + "extra_engine_args"
+
+// The keys with a value of any shape.
+const (
+	argsKey     = "engine.args"
+	overrideKey = trtllmPrefix + "override_engine_args"
+)
 
 // Keys with a meaning of their own, see loader.finish.
 const (
@@ -215,6 +247,10 @@ func init() {
 			k.kind = kindDuration
 		case []string:
 			k.kind = kindList
+		case float64:
+			k.kind = kindFloat
+		case []Adapter:
+			k.kind = kindAdapters
 		case map[string]any:
 			k.kind = kindMap
 		}
@@ -232,10 +268,10 @@ func collect(t reflect.Type, prefix string, index []int, out map[string]reflect.
 	for i := range t.NumField() {
 		f := t.Field(i)
 		tag := f.Tag.Get("mapstructure")
-		if tag == "-" && f.Type.Kind() == reflect.Map {
-			tag = strings.ToLower(f.Name) // decoded by this package instead of viper
+		if tag == "-" {
+			tag = f.Tag.Get("key") // filled by this package instead of viper
 		}
-		if tag == "" || tag == "-" {
+		if tag == "" {
 			continue
 		}
 		f.Index = append(index[:len(index):len(index)], i)
@@ -247,8 +283,8 @@ func collect(t reflect.Type, prefix string, index []int, out map[string]reflect.
 	}
 }
 
-// plainValue reads a field as one of string, bool, int, time.Duration,
-// []string and map[string]any.
+// plainValue reads a field as one of string, bool, int, float64,
+// time.Duration, []string, []Adapter and map[string]any.
 func plainValue(v reflect.Value) any {
 	if v.Kind() == reflect.String {
 		return v.String() // a Secret, too

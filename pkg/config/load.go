@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/spf13/viper"
+
+	"dynworker/pkg/engineargs"
 )
 
 // maxFileSize bounds configuration and payload files; both are written by
@@ -32,7 +34,7 @@ func Load(args, environ []string, readFile func(string) ([]byte, error)) (*Confi
 		readFile: readFile,
 		report:   &Report{},
 		origins:  map[string]Origin{},
-		args:     newTree(),
+		trees:    map[string]*engineargs.Tree{},
 		environ:  map[string]string{},
 	}
 	line, err := parseArgs(args)
@@ -52,6 +54,7 @@ func Load(args, environ []string, readFile func(string) ([]byte, error)) (*Confi
 	l.endLayer()
 	l.commandLineLayer(line)
 	l.endLayer()
+	l.dynamicFlags(line.dynamic)
 
 	cfg := l.assemble()
 	if len(l.problems) == 0 {
@@ -80,7 +83,8 @@ type loader struct {
 	current map[string]any
 	layers  []map[string]any
 	origins map[string]Origin
-	args    *tree
+	// trees are the keys with a value of any shape.
+	trees map[string]*engineargs.Tree
 
 	// whole is where a complete endpoint address was given, for advise.
 	whole Origin
@@ -107,6 +111,13 @@ func (l *loader) endLayer() {
 
 // apply reads the text of a variable or flag.
 func (l *loader) apply(b *binding, text string, origin Origin) {
+	if b.deprecated != nil {
+		l.warn(origin.Name, "is deprecated; use "+b.deprecated(origin))
+	}
+	if b.keys[0] == overrideKey {
+		l.override(text, origin)
+		return
+	}
 	l.applySettings(b.keys[0], b.to, text, origin)
 }
 
@@ -207,7 +218,13 @@ func (l *loader) assemble() *Config {
 		// difference is a mistake in this package and never in the input.
 		panic(fmt.Sprintf("config: filling the struct: %v", err))
 	}
-	cfg.Engine.Args = l.args.plainMap()
+	cfg.trees = l.trees
+	cfg.Engine.Args = l.tree(argsKey).Map()
+	cfg.Engine.TRTLLM.OverrideEngineArgs = l.tree(overrideKey).Map()
+	// A worker that only prefills is found under a component of its own.
+	if cfg.Role == RolePrefill && l.origins["component"].Kind == FromDefault {
+		cfg.Component = "prefill"
+	}
 	// A file that spells the default out wishes for nothing.
 	cfg.Affinity.OverrideSet = cfg.Affinity.Override || l.origins["affinity.override"].Kind > FromFile
 	cfg.origins = l.origins

@@ -2,8 +2,9 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"strings"
+
+	"dynworker/pkg/config/origin"
 )
 
 // ErrHelp is what Load returns when the command line asks for help; Usage has
@@ -29,44 +30,19 @@ var (
 )
 
 // OriginKind is the layer of a value.
-type OriginKind uint8
+type OriginKind = origin.Kind
 
 // The layers, from the weakest to the strongest.
 const (
-	FromDefault OriginKind = iota
-	FromFile
-	FromEnv
-	FromFlag
-	FromSet
+	FromDefault = origin.Default
+	FromFile    = origin.File
+	FromEnv     = origin.Env
+	FromFlag    = origin.Flag
+	FromSet     = origin.Set
 )
 
 // Origin is the place that a value came from.
-type Origin struct {
-	Kind OriginKind
-	// Name is the file, the variable or the flag (with its dashes).
-	Name string
-	// Line is the line in the file, counted from 1; 0 elsewhere.
-	Line int
-}
-
-// String is what reports print: "default", "worker.yaml:12", "env NATS_SERVER",
-// "flag --namespace" or "--set".
-func (o Origin) String() string {
-	switch o.Kind {
-	case FromFile:
-		if o.Line == 0 {
-			return o.Name
-		}
-		return fmt.Sprintf("%s:%d", o.Name, o.Line)
-	case FromEnv:
-		return "env " + o.Name
-	case FromFlag:
-		return "flag " + o.Name
-	case FromSet:
-		return "--set"
-	}
-	return "default"
-}
+type Origin = origin.Origin
 
 // Problem is one mistake in the configuration.
 type Problem struct {

@@ -43,7 +43,7 @@ func (d *document) render() string {
 		for same < len(open) && same < len(path) && open[same] == path[same] {
 			same++
 		}
-		if d.comments && same < len(path) && same == 0 {
+		if d.comments && same == 0 && (len(path) > 0 || len(open) > 0) {
 			d.b.WriteString("\n")
 		}
 		for i := same; i < len(path); i++ {

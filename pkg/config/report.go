@@ -13,11 +13,13 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"dynworker/internal/logging/redact"
+	"dynworker/pkg/engineargs"
 )
 
 // Setting is one line of a report.
 type Setting struct {
-	// Key is the dotted key; for engine.args there is one setting a leaf.
+	// Key is the dotted key; for engine.args and the override of engine
+	// arguments there is one setting a leaf.
 	Key string
 	// Value is YAML on one line, secrets replaced by <secret>.
 	Value  string
@@ -43,14 +45,7 @@ func (r *Report) fill(c *Config, l *loader) {
 			r.Settings = append(r.Settings, Setting{Key: k.name, Value: k.shown(c), Origin: l.origins[k.name], Secret: k.secret})
 			continue
 		}
-		l.args.walk([]string{k.name}, func(path []string, leaf *tree) {
-			r.Settings = append(r.Settings, Setting{
-				Key:    strings.Join(path, "."),
-				Value:  flow(hide(path[len(path)-1], leaf.value)),
-				Origin: leaf.origin,
-				Secret: redact.SecretName(path[len(path)-1]),
-			})
-		})
+		r.Settings = append(r.Settings, leaves(k.name, l.tree(k.name))...)
 	}
 }
 
@@ -66,15 +61,17 @@ func (r *Report) Lookup(key string) (Setting, bool) {
 
 // WriteTo prints one line a setting, "key: value  # origin". The lines are
 // aligned for reading; the warnings are not among them.
-func (r *Report) WriteTo(w io.Writer) (int64, error) {
+func (r *Report) WriteTo(w io.Writer) (int64, error) { return writeSettings(w, r.Settings) }
+
+func writeSettings(w io.Writer, settings []Setting) (int64, error) {
 	width := 0
-	for _, s := range r.Settings {
+	for _, s := range settings {
 		if n := len(s.Key) + len(s.Value) + 2; n > width && n <= 72 {
 			width = n
 		}
 	}
 	var total int64
-	for _, s := range r.Settings {
+	for _, s := range settings {
 		text := s.Key + ": " + s.Value
 		n, err := fmt.Fprintf(w, "%-*s  # %s\n", width, text, s.Origin)
 		total += int64(n)
@@ -83,6 +80,51 @@ func (r *Report) WriteTo(w io.Writer) (int64, error) {
 		}
 	}
 	return total, nil
+}
+
+// WriteTo prints the engine's arguments like the settings, and then the facts.
+// Each part has a heading.
+func (r *Resolved) WriteTo(w io.Writer) (int64, error) {
+	var total int64
+	heading := func(text string) error {
+		n, err := fmt.Fprintf(w, "\n# %s\n", text)
+		total += int64(n)
+		return err
+	}
+	if r.Engine != nil {
+		if err := heading("arguments of the engine"); err != nil {
+			return total, err
+		}
+		n, err := writeSettings(w, leaves("", r.Engine.Args))
+		total += n
+		if err != nil {
+			return total, err
+		}
+	}
+	if err := heading("what follows"); err != nil {
+		return total, err
+	}
+	for _, f := range r.Summary {
+		n, err := fmt.Fprintf(w, "%s: %s\n", f.Name, flow(f.Value))
+		total += int64(n)
+		if err != nil {
+			return total, err
+		}
+	}
+	return total, nil
+}
+
+// leaves makes a setting of every value in a tree of arguments.
+func leaves(prefix string, t *engineargs.Tree) []Setting {
+	var out []Setting
+	t.Walk(func(path []string, leaf *engineargs.Tree) {
+		if prefix != "" {
+			path = append([]string{prefix}, path...)
+		}
+		name := path[len(path)-1]
+		out = append(out, Setting{Key: engineargs.Dotted(path), Value: flow(engineargs.Hide(name, leaf.Value)), Origin: leaf.Origin, Secret: redact.SecretName(name)})
+	})
+	return out
 }
 
 // shown renders the key's value in c without secrets.
@@ -143,6 +185,12 @@ func flow(v any) string {
 		return s
 	case time.Duration:
 		return formatDuration(v)
+	case []Adapter:
+		list := make([]string, len(v))
+		for i, a := range v {
+			list[i] = "{name: " + scalar(a.Name) + ", path: " + scalar(a.Path) + "}"
+		}
+		return "[" + strings.Join(list, ", ") + "]"
 	case []string:
 		list := make([]string, len(v))
 		for i, s := range v {

@@ -48,9 +48,11 @@ func TestReferenceFileIsTheDefaults(t *testing.T) {
 	}
 
 	// By itself it lacks the one thing that has no default.
-	_, _, err = Load([]string{"--config", referenceFile}, nil, nil)
+	require.NoError(t, c.CheckServing())
+	c, _, err = Load([]string{"--config", referenceFile}, nil, nil)
+	require.NoError(t, err)
 	var errs Errors
-	require.ErrorAs(t, err, &errs)
+	require.ErrorAs(t, c.CheckServing(), &errs)
 	require.Equal(t, []string{"model.path"}, errs.Keys())
 }
 
@@ -61,6 +63,8 @@ func TestSimFile(t *testing.T) {
 	require.NoError(t, c.CheckFiles(nil))
 	require.Equal(t, EngineSim, c.Engine.Kind)
 	require.Equal(t, PlaneNATS, c.RequestPlane.Kind)
+
+	require.NoError(t, c.CheckServing())
 
 	// What the simulator makes up has to fit the model beside it.
 	b, err := os.ReadFile(c.Model.Path + "/config.json")
@@ -128,6 +132,9 @@ engine:
   env: ["A=b c", "B=", 'C=x=y "z"']
   start_timeout: 1h30m
   args: {Upper: {case: [1, 1.5, 1e100, 3.0, "3.0", null, true, "yes", {}]}, "a b": "x\ny", "c:": -0.0, big: 18446744073709551615}
+  trtllm: {free_gpu_memory_fraction: 0.85, max_batch_size: 7, override_engine_args: {kv_cache_config: {dtype: fp8, x: 2.0}}}
+lora: [{name: "a: b", path: "x y"}, {name: sql, path: /adapters/sql}]
+role: prefill
 affinity: {override: true, rank_source: dynamo}
 drain: {grace: 0s, budget: 1500ms}
 etcd: {endpoints: ["https://a:1", "https://b"], keepalive_interval: 0s, ca: "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"}
@@ -169,6 +176,7 @@ nats:
 engine:
   command: [run, --token, hush, --password=hush, "http://u:hush@h/"]
   env: [HF_TOKEN=hush, "URL=https://u:hush@h", PLAIN=yes]
+  trtllm: {override_engine_args: {auth_token: hush}}
   args: {hub: {api_key: hush, hf_token: hush, url: "http://u:hush@h"}, list: [{password: hush}], max_num_tokens: 5}
 `,
 		args: []string{"--set", "engine.args.other.secret=hush"},
@@ -184,7 +192,7 @@ engine:
 	for _, text := range []string{report.String(), c.YAML(), string(encoded), fmt.Sprint(r.Warnings)} {
 		require.NotContains(t, text, hush)
 	}
-	require.Equal(t, 16, strings.Count(report.String(), "<secret>"), "nothing else is hidden:\n%s", &report)
+	require.Equal(t, 17, strings.Count(report.String(), "<secret>"), "nothing else is hidden:\n%s", &report)
 	for _, s := range r.Settings {
 		if s.Secret {
 			require.Contains(t, []string{`""`, "<secret>"}, s.Value, s.Key)
@@ -219,7 +227,10 @@ engine:
 		"variable of a list":      {yaml: "engine: {env: ['hush']}\n"},
 		"key of no form":          {yaml: "etcd: {client_key: \"hush\\nhush\"}\n"},
 		"files address":           {yaml: "model: {files_address: 'u:hush@h'}\n"},
-		"override of engine":      {env: []string{"DYN_TRTLLM_OVERRIDE_ENGINE_ARGS={\"token\": \"hush\"}"}},
+		"override of engine":      {env: []string{"DYN_TRTLLM_OVERRIDE_ENGINE_ARGS={\"token\": \"hush\""}},
+		"override that is a list": {env: []string{"DYN_TRTLLM_OVERRIDE_ENGINE_ARGS=[\"hush\"]"}},
+		"flags across a secret":   {args: []string{"--trtllm.token", "hush", "--trtllm.token.x", "1"}},
+		"loader":                  {args: []string{"--model-loader-extra-config", "{\"token\": \"hush\"}"}},
 	} {
 		_, _, err := in.load()
 		require.Error(t, err, name)

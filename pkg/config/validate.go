@@ -42,12 +42,6 @@ func (v *validator) conflict(key, format string, args ...any) {
 
 func (v *validator) model() {
 	m := &v.c.Model
-	if m.Path == "" {
-		v.errs = append(v.errs, &Problem{
-			Key: "model.path", Origin: v.c.origins["model.path"], Kind: ErrValue,
-			Reason: "is required: the folder with config.json and the tokenizer",
-		})
-	}
 	if m.Name != "" && slices.Contains(m.Aliases, m.Name) {
 		v.conflict("model.aliases", "holds the model's own name %s", quote(m.Name))
 	}

@@ -36,6 +36,11 @@ type Variable struct {
 	Warn bool
 	// Note says why, for documents and messages.
 	Note string
+
+	// arg is the placeholder for the flag's value; a flag without one is a
+	// switch. several marks a flag that takes more than one word.
+	arg     string
+	several bool
 }
 
 var (
@@ -46,18 +51,19 @@ var (
 const (
 	noteFrontend = "concerns the frontend or router only"
 	noteRust     = "tunes the Rust runtime, which is not used here"
-	noteEngine   = "arguments of the engine go into engine.args"
-	noteMedia    = "only text models are served"
+	noteMedia    = "only text models are served; for anything else run Dynamo's own worker, python3 -m dynamo.trtllm"
+	noteVisual   = "concerns the generation of images and video"
 	noteBackend  = "belongs to another backend"
 	noteEvents   = "KV events and load are not published yet"
+	noteCard     = "the card always carries the default"
 	noteTraces   = "traces are not exported yet"
 )
 
 // others are the variables that set nothing, in the order of the document.
-var others = []Variable{
+var others = append([]Variable{
 	{Name: "DYN_EVENT_PLANE_CODEC", Status: Ignored, Note: "has no effect on publishers in Dynamo either"},
 	{Name: "DYN_EVENT_PLANE_HOST", Status: Ignored, Warn: true, Note: noteEvents},
-	{Name: "DYN_KV_STATE_ENDPOINT", Status: Ignored, Warn: true, Note: noteEvents},
+	{Name: "DYN_KV_STATE_ENDPOINT", Status: Ignored, Flag: "--kv-state-endpoint", arg: "ENDPOINT", Warn: true, Note: noteEvents},
 	{Name: "DYN_ZMQ_BROKER_URL", Status: Ignored, Warn: true, Note: noteEvents},
 	{Name: "DYN_ZMQ_BROKER_ENABLED", Status: Ignored, Warn: true, Harmless: falseWords, Note: noteEvents},
 	{Name: "DYN_ZMQ_IO_THREADS", Status: Ignored, Note: noteRust},
@@ -106,49 +112,35 @@ var others = []Variable{
 	{Name: "NVIDIA_VISIBLE_DEVICES", Status: Ignored, Note: "reaches the engine unchanged; not a setting of the worker"},
 
 	{Name: "DYN_FORWARDPASS_METRIC_PORT", Status: Ignored, Warn: true, Note: "forward-pass metrics are not published yet"},
-	{Name: "DYN_FPM_TRACE", Status: Ignored, Warn: true, Harmless: falseWords, Note: "forward-pass metrics are not published yet"},
+	{Name: "DYN_FPM_TRACE", Status: Ignored, Flag: "--fpm-trace", Warn: true, Harmless: falseWords, Note: "forward-pass metrics are not published yet"},
 	{Name: "DYN_FPM_*", Status: Ignored, Note: "forward-pass metrics are not published yet"},
 
 	// The Python worker's own variables, one for each of its flags.
-	{Name: "DYN_TRTLLM_TENSOR_PARALLEL_SIZE", Status: Refused, Harmless: []string{"1"}, Note: noteEngine},
-	{Name: "DYN_TRTLLM_PIPELINE_PARALLEL_SIZE", Status: Refused, Harmless: []string{"1"}, Note: noteEngine},
-	{Name: "DYN_TRTLLM_EXPERT_PARALLEL_SIZE", Status: Refused, Note: noteEngine},
-	{Name: "DYN_TRTLLM_ENABLE_ATTENTION_DP", Status: Refused, Harmless: falseWords, Note: noteEngine},
-	{Name: "DYN_TRTLLM_GPUS_PER_NODE", Status: Refused, Note: noteEngine},
-	{Name: "DYN_TRTLLM_MAX_BATCH_SIZE", Status: Refused, Note: noteEngine},
-	{Name: "DYN_TRTLLM_MAX_NUM_TOKENS", Status: Refused, Note: noteEngine},
-	{Name: "DYN_TRTLLM_MAX_SEQ_LEN", Status: Refused, Note: noteEngine},
-	{Name: "DYN_TRTLLM_MAX_BEAM_WIDTH", Status: Refused, Harmless: []string{"1"}, Note: noteEngine},
-	{Name: "DYN_TRTLLM_FREE_GPU_MEMORY_FRACTION", Status: Refused, Note: noteEngine},
-	{Name: "DYN_TRTLLM_EXTRA_ENGINE_ARGS", Status: Refused, Note: noteEngine},
-	{Name: "DYN_TRTLLM_OVERRIDE_ENGINE_ARGS", Status: Refused, Note: noteEngine},
-	{Name: "DYN_TRTLLM_LOAD_FORMAT", Status: Refused, Harmless: []string{"auto"}, Note: noteEngine},
-	{Name: "DYN_TRTLLM_MODEL_LOADER_EXTRA_CONFIG", Status: Refused, Note: noteEngine},
-	{Name: "DYN_TRTLLM_GUIDED_DECODING_BACKEND", Status: Refused, Note: noteEngine},
-	{Name: "DYN_TRTLLM_PUBLISH_KV_EVENTS", Status: Refused, Harmless: falseWords, Note: noteEvents},
-	{Name: "DYN_TRTLLM_PUBLISH_METRICS", Status: Refused, Harmless: falseWords, Note: noteEvents},
-	{Name: "DYN_TRTLLM_PUBLISH_EVENTS_AND_METRICS", Status: Refused, Harmless: falseWords, Note: noteEvents},
-	{Name: "DYN_TRTLLM_DISAGGREGATION_MODE", Status: Refused, Harmless: []string{"agg", "pd"}, Note: "only aggregated serving (agg) is supported"},
-	{Name: "DYN_TRTLLM_ENABLE_MULTIMODAL", Status: Refused, Harmless: falseWords, Note: noteMedia},
-	{Name: "DYN_TRTLLM_MODALITY", Status: Refused, Harmless: []string{"text"}, Note: noteMedia},
-	{Name: "DYN_TRTLLM_ENCODE_ENDPOINT", Status: Refused, Note: noteMedia},
-	{Name: "DYN_TRTLLM_FRONTEND_DECODING", Status: Refused, Harmless: falseWords, Note: noteMedia},
-	{Name: "DYN_TRTLLM_ALLOWED_LOCAL_MEDIA_PATH", Status: Ignored, Note: noteMedia},
-	{Name: "DYN_TRTLLM_MAX_FILE_SIZE_MB", Status: Ignored, Note: noteMedia},
-	{Name: "DYN_TRTLLM_REVISION", Status: Ignored, Warn: true, Note: "models are never downloaded"},
+	{Name: "DYN_TRTLLM_MODEL_LOADER_EXTRA_CONFIG", Status: Refused, Flag: "--model-loader-extra-config", arg: "JSON", Note: "no loader takes it here"},
+	{Name: "DYN_TRTLLM_ENABLE_MULTIMODAL", Status: Refused, Flag: "--enable-multimodal", Harmless: falseWords, Note: noteMedia},
+	{Name: "DYN_TRTLLM_MODALITY", Status: Refused, Flag: "--modality", arg: "KIND", Harmless: []string{"text"}, Note: noteMedia},
+	{Name: "DYN_TRTLLM_ENCODE_ENDPOINT", Status: Refused, Flag: "--encode-endpoint", arg: "ENDPOINT", Note: noteMedia},
+	{Name: "DYN_TRTLLM_FRONTEND_DECODING", Status: Refused, Flag: "--frontend-decoding", Harmless: falseWords, Note: noteMedia},
+	{Name: "DYN_TRTLLM_ALLOWED_LOCAL_MEDIA_PATH", Status: Ignored, Flag: "--allowed-local-media-path", arg: "PATH", Note: noteMedia},
+	{Name: "DYN_TRTLLM_MAX_FILE_SIZE_MB", Status: Ignored, Flag: "--max-file-size-mb", arg: "N", Note: noteMedia},
+	{Name: "DYN_TRTLLM_REVISION", Status: Ignored, Flag: "--revision", arg: "NAME", Warn: true, Note: "models are never downloaded"},
 	{Name: "DYN_TRTLLM_SERVER_DISABLE_GC", Status: Ignored, Note: "reaches the engine unchanged"},
 	{Name: "DYN_TRTLLM_KV_EVENT_HOSTS", Status: Ignored, Warn: true, Note: noteEvents},
-	{Name: "DYN_TRTLLM_*", Status: Ignored, Note: "concerns the generation of images and video"},
-	{Name: "DYN_CONNECTOR", Status: Refused, Harmless: []string{"none", "null"}, Note: "KV connectors are not supported"},
-	{Name: "DYN_DEFAULT_THINKING_MODE", Status: Refused, Note: "the card does not carry it yet"},
-	{Name: "DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE", Status: Refused, Harmless: trueWords, Note: "the card always says true"},
-	{Name: "DYN_STRUCTURAL_TAG", Status: Refused, Harmless: trueWords, Note: "the card always carries the default"},
-	{Name: "DYN_ENABLE_STRUCTURAL_TAG", Status: Refused, Harmless: trueWords, Note: "the card always carries the default"},
-	{Name: "DYN_STRUCTURAL_TAG_SCOPE", Status: Refused, Harmless: []string{"always"}, Note: "the card always carries the default"},
-	{Name: "DYN_STRUCTURAL_TAG_SCHEMA", Status: Refused, Harmless: []string{"auto"}, Note: "the card always carries the default"},
-	{Name: "DYN_DUMP_CONFIG_TO", Status: Ignored, Warn: true, Note: "worker check prints the configuration"},
+	{Name: "DYN_TRTLLM_*", Status: Ignored, Note: noteVisual},
+	{Name: "DYN_CONNECTOR", Status: Refused, Flag: "--connector", arg: "NAME", several: true, Harmless: []string{"none", "null"}, Note: "KV connectors are not supported"},
+	{Name: "DYN_DEFAULT_THINKING_MODE", Status: Refused, Flag: "--dyn-default-thinking-mode", arg: "MODE", Note: "the card does not carry it yet"},
+	{Name: "DYN_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE", Status: Refused, Flag: "--exclude-tools-when-tool-choice-none", Harmless: trueWords, Note: "the card always says true"},
+	{Name: "DYN_STRUCTURAL_TAG", Status: Refused, Harmless: trueWords, Note: noteCard},
+	{Name: "DYN_ENABLE_STRUCTURAL_TAG", Status: Refused, Flag: "--dyn-enable-structural-tag", Harmless: trueWords, Note: noteCard},
+	{Name: "DYN_STRUCTURAL_TAG_SCOPE", Status: Refused, Flag: "--dyn-structural-tag-scope", arg: "SCOPE", Harmless: []string{"always"}, Note: noteCard},
+	{Name: "DYN_STRUCTURAL_TAG_SCHEMA", Status: Refused, Flag: "--dyn-structural-tag-schema", arg: "SCHEMA", Harmless: []string{"auto"}, Note: noteCard},
+	{Name: "DYN_DUMP_CONFIG_TO", Status: Ignored, Flag: "--dump-config-to", arg: "FILE", Warn: true, Note: "worker check prints the configuration"},
+	{Name: "DYN_MULTIMODAL_EMBEDDING_CACHE_CAPACITY_GB", Status: Ignored, Flag: "--multimodal-embedding-cache-capacity-gb", arg: "N", Note: noteMedia},
+	{Name: "DYN_MULTIMODAL_EMBEDDING_CACHE_PUBLISHER", Status: Ignored, Flag: "--multimodal-embedding-cache-publisher", Note: noteMedia},
 	{Name: "DYN_MULTIMODAL_EMBEDDING_CACHE_*", Status: Ignored, Note: noteMedia},
-	{Name: "DYN_OUTPUT_MODALITIES", Status: Refused, Harmless: []string{"text"}, Note: noteMedia},
+	{Name: "DYN_OUTPUT_MODALITIES", Status: Refused, Flag: "--output-modalities", arg: "KIND", several: true, Harmless: []string{"text"}, Note: noteMedia},
+	{Name: "DYN_MEDIA_OUTPUT_FS_URL", Status: Ignored, Flag: "--media-output-fs-url", arg: "URL", Note: noteMedia},
+	{Name: "DYN_MEDIA_OUTPUT_HTTP_URL", Status: Ignored, Flag: "--media-output-http-url", arg: "URL", Note: noteMedia},
 	{Name: "DYN_MEDIA_OUTPUT_*", Status: Ignored, Note: noteMedia},
 	{Name: "DYN_MM_*", Status: Ignored, Note: noteMedia},
 	{Name: "DYN_TOPOLOGY_ENABLED", Status: Refused, Harmless: falseWords, Note: "topology domains are not published"},
@@ -165,7 +157,7 @@ var others = []Variable{
 	{Name: "DYN_PARENT_DGD_K8S_NAME", Status: Ignored, Note: "is a label of the operator's"},
 	{Name: "DYN_PARENT_DGD_K8S_NAMESPACE", Status: Ignored, Note: "is a label of the operator's"},
 	{Name: "DYN_HTTP_*", Status: Ignored, Note: noteFrontend},
-	{Name: "DYN_ROUTER_MODE", Status: Ignored, Warn: true, Note: "the frontend's own router mode applies; the card does not advertise one"},
+	{Name: "DYN_ROUTER_MODE", Status: Ignored, Flag: "--router-mode", arg: "MODE", Warn: true, Note: "the frontend's own router mode applies; the card does not advertise one"},
 	{Name: "DYN_ROUTER_*", Status: Ignored, Note: noteFrontend},
 	{Name: "DYN_FRONTEND_*", Status: Ignored, Note: noteFrontend},
 	{Name: "DYN_MIGRATION_*", Status: Ignored, Note: noteFrontend},
@@ -187,6 +179,22 @@ var others = []Variable{
 	{Name: "DYN_TRITON_*", Status: Ignored, Note: noteBackend},
 	{Name: "DYN_OMNI_*", Status: Ignored, Note: noteBackend},
 	{Name: "DYN_SIDECAR_*", Status: Ignored, Note: noteBackend},
+}, visual()...)
+
+// visual are the settings of Dynamo's worker for images and video. A text
+// worker is started with them now and then, and they do nothing there.
+func visual() []Variable {
+	var out []Variable
+	add := func(arg string, flags ...string) {
+		for _, f := range flags {
+			name := "DYN_TRTLLM_" + strings.ToUpper(strings.ReplaceAll(strings.TrimPrefix(f, "--"), "-", "_"))
+			out = append(out, Variable{Name: name, Status: Ignored, Flag: f, Note: noteVisual, arg: arg})
+		}
+	}
+	add("", "--quant-dynamic", "--enable-teacache", "--teacache-use-ret-steps", "--disable-torch-compile", "--enable-fullgraph", "--enable-cuda-graph", "--enable-layerwise-nvtx-marker", "--skip-warmup")
+	add("VALUE", "--quant-algo", "--teacache-thresh", "--torch-dtype", "--attn-backend", "--dit-ulysses-size", "--dit-ring-size", "--dit-cfg-size",
+		"--default-height", "--default-width", "--default-num-inference-steps", "--default-guidance-scale", "--default-num-frames", "--default-num-images-per-prompt")
+	return out
 }
 
 // Variables is the table of all environment variables that the worker knows,
@@ -256,7 +264,7 @@ func (l *loader) environLayer(environ []string) {
 		if value == "" {
 			// Manifests and scripts pass unset values on as empty ones. For
 			// text that means unset anyway; for anything else say so.
-			if k := byName[b.keys[0]]; k.kind != kindString && k.kind != kindList || k.choices != nil {
+			if k := byName[b.keys[0]]; k.kind != kindString && k.kind != kindList && k.kind != kindMap || k.choices != nil {
 				l.warn(b.env, "is set but empty, and therefore ignored")
 			}
 			continue
@@ -289,17 +297,25 @@ func (l *loader) environLayer(environ []string) {
 					break
 				}
 			}
-		case v == nil || value == "" || slices.Contains(v.Harmless, strings.ToLower(strings.TrimSpace(value))):
-		case v.Status == Refused:
-			l.problem(&Problem{
-				Key:    name,
-				Origin: Origin{Kind: FromEnv, Name: name},
-				Kind:   ErrUnsupported,
-				Reason: v.refusal(value),
-			})
-		case v.Warn:
-			l.warn(name, "has no effect: "+v.Note)
+		case v != nil:
+			l.setsNothing(v, value, Origin{Kind: FromEnv, Name: name})
 		}
+	}
+}
+
+// setsNothing handles the text of a variable or flag that sets nothing: it may
+// ask for what this worker does not have.
+func (l *loader) setsNothing(v *Variable, text string, origin Origin) {
+	asks := false
+	for word := range strings.FieldsSeq(strings.ToLower(text)) {
+		asks = asks || !slices.Contains(v.Harmless, word)
+	}
+	switch {
+	case !asks:
+	case v.Status == Refused:
+		l.problem(&Problem{Key: origin.Name, Origin: origin, Kind: ErrUnsupported, Reason: v.refusal(text)})
+	case v.Warn:
+		l.warn(origin.Name, "has no effect: "+v.Note)
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"dynworker/pkg/engineargs"
 )
 
 // fileLayer reads the YAML file.
@@ -23,7 +25,7 @@ func (l *loader) fileLayer(file string) {
 		l.problem(&Problem{Key: "--config", Origin: origin, Kind: ErrFile, Reason: fmt.Sprintf("has %d bytes, more than %d", len(b), maxFileSize)})
 		return
 	}
-	root, err := parseYAML(b)
+	root, err := engineargs.Document(b)
 	if err != nil {
 		l.problem(&Problem{Origin: origin, Kind: ErrSyntax, Reason: "cannot be read as YAML: " + err.Error()})
 		return
@@ -100,7 +102,7 @@ func (f *fileReader) section(n *yaml.Node, prefix string) {
 		case k == nil:
 			f.problem(unknownKey(full, origin))
 		case k.kind == kindMap:
-			f.readArgs(vn, origin)
+			f.readTree(k.name, vn, origin)
 		default:
 			f.read(k, vn, origin)
 		}
@@ -146,6 +148,14 @@ func (f *fileReader) resolve(k *key, v any) any {
 			return v
 		}
 		return inFolder(dir, s)
+	case k.kind == kindAdapters:
+		list := slices.Clone(v.([]Adapter))
+		for i := range list {
+			if list[i].Path != "" {
+				list[i].Path = inFolder(dir, list[i].Path)
+			}
+		}
+		return list
 	case k.name == "engine.command":
 		// As a shell does: a name without a slash is looked up in PATH.
 		list := slices.Clone(v.([]string))
@@ -162,41 +172,4 @@ func inFolder(dir, path string) string {
 		return path
 	}
 	return filepath.Join(dir, path)
-}
-
-func (f *fileReader) readArgs(n *yaml.Node, origin Origin) {
-	t := deref(n)
-	if t.Kind == yaml.ScalarNode && t.ShortTag() == "!!null" {
-		return // like an empty section
-	}
-	b := &treeBuilder{origin: origin}
-	sub, err := b.build(n, nil)
-	if err != nil {
-		f.problem(argsProblem(err, origin))
-		return
-	}
-	f.replaceArgs(sub, origin)
-}
-
-// replaceArgs takes a whole mapping for engine.args.
-func (l *loader) replaceArgs(sub *tree, origin Origin) {
-	if _, ok := sub.value.(map[string]any); sub.children == nil && !ok {
-		l.problem(&Problem{Key: argsKey, Origin: origin, Kind: ErrValue, Reason: "must be a mapping"})
-		return
-	}
-	l.args = sub
-	l.origins[argsKey] = origin
-}
-
-func argsProblem(err error, origin Origin) *Problem {
-	p := &Problem{Key: argsKey, Origin: origin, Kind: ErrValue, Reason: err.Error()}
-	var te *treeError
-	if errors.As(err, &te) {
-		p.Kind = te.kind
-		p.Key = strings.Join(append([]string{argsKey}, te.path...), ".")
-		if origin.Kind == FromFile {
-			p.Origin.Line = te.line
-		}
-	}
-	return p
 }
