@@ -85,18 +85,20 @@ func TestLibrariesStayWhereTheyBelong(t *testing.T) {
 
 // mayImport are the packages of the project that low-level packages may use, directly or not. What is not listed here is free.
 var mayImport = map[string][]string{
-	"dynworker/pkg/wire":       {},
-	"dynworker/pkg/protocol":   {"dynworker/pkg/wire"},
-	"dynworker/pkg/affinity":   {},
-	"dynworker/pkg/engine/ipc": {},
-	"dynworker/pkg/metrics":    {},
-	"dynworker/pkg/status":     {},
-	"dynworker/pkg/discovery":  {"dynworker/internal/logging"},
-	"dynworker/pkg/handlers":   {"dynworker/pkg/protocol", "dynworker/pkg/wire", "dynworker/pkg/affinity", "dynworker/pkg/engine/ipc"},
-	"dynworker/pkg/respstream": {"dynworker/pkg/wire", "dynworker/pkg/protocol"},
-	"dynworker/pkg/ingress":    {"dynworker/pkg/wire", "dynworker/pkg/protocol"},
-	"dynworker/pkg/modelcard":  {"dynworker/pkg/protocol", "dynworker/pkg/wire"},
-	"dynworker/pkg/engine":     {"dynworker/pkg/engine", "dynworker/pkg/protocol", "dynworker/pkg/wire"},
+	"dynworker/pkg/wire":          {},
+	"dynworker/pkg/protocol":      {"dynworker/pkg/wire"},
+	"dynworker/pkg/affinity":      {},
+	"dynworker/pkg/config/origin": {},
+	"dynworker/pkg/engineargs":    {"dynworker/pkg/config/origin", "dynworker/internal/logging"},
+	"dynworker/pkg/engine/ipc":    {},
+	"dynworker/pkg/metrics":       {},
+	"dynworker/pkg/status":        {},
+	"dynworker/pkg/discovery":     {"dynworker/internal/logging"},
+	"dynworker/pkg/handlers":      {"dynworker/pkg/protocol", "dynworker/pkg/wire", "dynworker/pkg/affinity", "dynworker/pkg/engine/ipc"},
+	"dynworker/pkg/respstream":    {"dynworker/pkg/wire", "dynworker/pkg/protocol"},
+	"dynworker/pkg/ingress":       {"dynworker/pkg/wire", "dynworker/pkg/protocol"},
+	"dynworker/pkg/modelcard":     {"dynworker/pkg/protocol", "dynworker/pkg/wire"},
+	"dynworker/pkg/engine":        {"dynworker/pkg/engine", "dynworker/pkg/protocol", "dynworker/pkg/wire"},
 }
 
 func TestDependenciesPointOneWay(t *testing.T) {
