@@ -278,6 +278,7 @@ func FuzzLoad(f *testing.F) {
 	f.Add("namespace: a\n", "DYN_NAMESPACE=b", "drain.budget=1s")
 	f.Add(Reference(), "DYN_ENDPOINT=dyn://a.b.c", "engine.args.a.b={c: [1]}")
 	f.Add("engine: &x\n  args: {a: *x}\n", "ETCD_LEASE_TTL=1e9", "etcd.endpoints=[a")
+	f.Add("lora: [{name: a, path: b}]\nrole: decode\nengine: {trtllm: {override_engine_args: {a: 1.0}}}\n", "DYN_TRTLLM_OVERRIDE_ENGINE_ARGS={\"a\": 1e3}", "lora=[{name: x, path: y}]")
 	f.Add("a: &a [*a]\n? [b]\n: c\n<<: {x: y}\n", "DYN_LOG=a,b=c", "engine.args=1")
 	f.Add("engine: {args: {a: !!int x, b: .nan, c: 0x1F, d: 1_000}}\n---\nb\n", "NATS_SERVER=nats://%", "=")
 	f.Fuzz(func(t *testing.T, text, env, set string) {
