@@ -75,7 +75,8 @@ func (d *dispatcher) serve(del *ingress.Delivery) {
 	stream, err := d.dialer.Dial(d.work, del.Control.Connection)
 	if err != nil {
 		count.Failed(metrics.ErrorResponseStream)
-		log.Warn().Err(err).Str("address", del.Control.Connection.Address).Msg("cannot call the frontend back; the request is lost to it")
+		// The dialer warns once a minute for an address; this line is for whoever looks for one request.
+		log.Debug().Err(err).Str("address", del.Control.Connection.Address).Msg("cannot call the frontend back; the request is lost to it")
 		return
 	}
 	count.Opened()
