@@ -17,20 +17,17 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
+	"dynworker/bench/rig"
 	"dynworker/internal/caller"
-	"dynworker/internal/testenv/embedded"
 	"dynworker/pkg/discovery"
 	"dynworker/pkg/ingress/natsplane"
 	"dynworker/pkg/protocol"
-	"dynworker/testdata"
 
 	"github.com/rs/zerolog"
 )
@@ -123,92 +120,20 @@ func (p *plan) run() (err error) {
 	if p.attach != 0 {
 		return p.runAttached()
 	}
-	dir, err := os.MkdirTemp("", "dynworker-cost-")
+	r, err := rig.New()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	binary := filepath.Join(dir, "worker")
-	build := exec.Command("go", "build", "-o", binary, "dynworker/cmd/worker")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
-		return fmt.Errorf("build the worker: %w", err)
-	}
-	etcd, err := embedded.NewEtcd(embedded.EtcdOptions{})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, etcd.Close()) }()
-	nats, err := embedded.NewNATS(embedded.NATSOptions{})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, nats.Close()) }()
-	model := filepath.Join(dir, "model")
-	if err := os.Mkdir(model, 0o755); err != nil {
-		return err
-	}
-	if err := testdata.WriteModel(model); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, r.Close()) }()
 	fmt.Println(header)
 	for _, delay := range p.delays {
 		for _, n := range p.streams {
-			if err := p.measure(binary, model, etcd.Endpoint(), nats.URL(), delay, n); err != nil {
+			if err := p.measure(r, delay, n); err != nil {
 				return fmt.Errorf("%v a token, %d streams: %w", delay, n, err)
 			}
 		}
 	}
 	return nil
-}
-
-// daemon is a worker process.
-type daemon struct {
-	cmd    *exec.Cmd
-	target protocol.Instance
-}
-
-// start runs a worker and returns when it is registered.
-func (p *plan) start(ctx context.Context, binary, model, etcd, nats string, delay time.Duration) (*daemon, error) {
-	args := []string{"serve"}
-	for _, s := range append([]string{
-		"model.path=" + model, "model.name=tiny", "engine.kind=sim", "engine.sim.token_delay=" + delay.String(), "engine.sim.max_batch_size=16384", "etcd.endpoints=[" + etcd + "]", "nats.server=" + nats,
-		"request_plane.kind=nats", "drain.grace=0s", "log.level=warn", "response_plane.merge_tokens=" + strconv.FormatBool(p.merge),
-	}, p.settings...) {
-		args = append(args, "--set", s)
-	}
-	d := &daemon{cmd: exec.CommandContext(ctx, binary, args...)}
-	d.cmd.Stderr = os.Stderr
-	d.cmd.Cancel = func() error { return d.cmd.Process.Signal(syscall.SIGTERM) }
-	client, err := discovery.Connect(ctx, discovery.Config{Endpoints: []string{etcd}, Logger: zerolog.Nop()})
-	if err != nil {
-		return nil, err
-	}
-	defer client.Close()
-	if err := d.cmd.Start(); err != nil {
-		return nil, err
-	}
-	for ctx.Err() == nil {
-		records, err := client.List(ctx, protocol.InstancePrefix)
-		if err != nil {
-			return nil, err
-		}
-		if len(records) > 0 {
-			d.target, err = protocol.ParseInstance(records[0].Value)
-			return d, err
-		}
-		pause(ctx, 2*time.Millisecond)
-	}
-	return nil, context.Cause(ctx)
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
 
 // tally is what the streams of a measurement saw.
@@ -218,18 +143,19 @@ type tally struct {
 	err            error
 }
 
-func (p *plan) measure(binary, model, etcd, nats string, delay time.Duration, streams int) (err error) {
+func (p *plan) measure(r *rig.Rig, delay time.Duration, streams int) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	started := time.Now()
-	d, err := p.start(ctx, binary, model, etcd, nats, delay)
+	w, err := r.Start(ctx, os.Stderr, append([]string{
+		"model.path=" + r.Model, "model.name=tiny", "engine.kind=sim", "engine.sim.token_delay=" + delay.String(), "engine.sim.max_batch_size=16384",
+		"log.level=warn", "response_plane.merge_tokens=" + strconv.FormatBool(p.merge),
+	}, p.settings...), nil)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		err = errors.Join(err, d.cmd.Process.Signal(syscall.SIGTERM), d.cmd.Wait())
-	}()
-	return p.load(ctx, d.cmd.Process.Pid, d.target, nats, delay, streams, started)
+	defer func() { err = errors.Join(err, w.Stop()) }()
+	return p.load(ctx, w.PID, w.Target, r.NATS(), delay, streams, started)
 }
 
 // load drives a worker and prints what it cost.
