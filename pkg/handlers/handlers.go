@@ -173,8 +173,11 @@ func (h *Handler) Generate(ctx context.Context, call *Call, out Sink) error {
 // logAccepted writes the one line that joins the ids under which a request is known and says where it was sent and why.
 func (h *Handler) logAccepted(call *Call, p *plan, engineID uint64) {
 	level := zerolog.InfoLevel
-	if call.Canary {
+	switch {
+	case call.Canary:
 		level = zerolog.DebugLevel
+	case p.decision.Reason == affinity.ReasonRankOutOfRange:
+		level = zerolog.WarnLevel
 	}
 	line := h.cfg.Logger.WithLevel(level).Str("request_id", call.ID).Uint64("engine_request_id", engineID).Int("prompt_tokens", p.promptTokens).Str("affinity", string(p.decision.Reason))
 	if p.decision.ForceRank {
