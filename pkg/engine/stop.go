@@ -48,10 +48,10 @@ func (p *Process) unkillable() error {
 // signals the process, so no two orders of ending can mix.
 func (p *Process) supervise() {
 	defer close(p.done)
-	forced := false
+	asked, forced := false, false
 	select {
 	case <-p.stopping:
-		p.askToStop()
+		asked = p.askToStop()
 	case <-p.readerDone:
 		if !p.hasCause() {
 			p.settle(p.run.exited())
@@ -59,20 +59,21 @@ func (p *Process) supervise() {
 	case <-p.run.exited():
 	}
 	p.channelOver()
-	if !p.leavesByItself() {
+	if !p.leavesByItself(asked) {
 		forced = true
 		p.force()
 	}
 	p.finish(forced)
 }
 
-// leavesByItself waits for an engine that has announced its end.
-func (p *Process) leavesByItself() bool {
+// leavesByItself waits for an engine that has announced its end, unless it was
+// asked to stop and has had its time for that.
+func (p *Process) leavesByItself(asked bool) bool {
 	p.mu.Lock()
 	var fatal ipc.Fatal
 	announced := p.goodbye != "" || errors.As(p.cause, &fatal)
 	p.mu.Unlock()
-	if !announced || closed(p.stopping) { // while stopping it has had its time
+	if !announced || asked {
 		return closed(p.run.exited())
 	}
 	return p.await(p.run.exited(), p.cfg.TermTimeout)
@@ -80,15 +81,16 @@ func (p *Process) leavesByItself() bool {
 
 // askToStop sends the shutdown message and waits for the engine to obey. An
 // engine whose start failed is not asked: it may not even speak the protocol.
-func (p *Process) askToStop() {
+func (p *Process) askToStop() (asked bool) {
 	if p.ready == nil {
-		return
+		return false
 	}
 	deadline := ipc.Shutdown{DeadlineMillis: p.cfg.StopTimeout.Milliseconds()}
 	if p.box.message(deadline) != nil {
-		return
+		return false
 	}
 	p.await(p.run.exited(), p.cfg.StopTimeout)
+	return true
 }
 
 // channelOver gives the reader a moment to read what a dead engine has left in
