@@ -163,9 +163,19 @@ func TestTheParentIsGoneButTheChannelIsOpen(t *testing.T) {
 	require.NotEqual(t, c.cmd.Process.Pid, pid)
 	c.send(ipc.Configure{Protocol: ipc.Version, Args: mustJSON(args{"model": l.Model})})
 	c.ready()
+	handle, err := unix.PidfdOpen(pid, 0)
+	require.NoError(t, err)
+	defer unix.Close(handle)
 	require.NoError(t, c.cmd.Process.Kill())
-	c.requireEOF() // the bridge has ended: nobody else holds its end
+	c.requireEOF()
 	c.wait()
+	ended := []unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}} // not our child, so this is the way to wait for it
+	n, err := 0, error(unix.EINTR)
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.Poll(ended, int(patience.Milliseconds()))
+	}
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
 }
 
 // The signal also comes when only the thread that started the bridge has ended.
