@@ -46,6 +46,8 @@ type Process struct {
 	OnServing func(app.Serving)
 	// Exit ends the process at once; os.Exit in a real one.
 	Exit func(code int)
+	// Signals stand in for SIGTERM and SIGINT where several workers share a process; nil means the real ones.
+	Signals <-chan os.Signal
 }
 
 // OSProcess is the process as it is.
@@ -191,8 +193,12 @@ func (p *Process) serve(args []string) int {
 // signals gives a context that ends with the first SIGTERM or SIGINT. The second one ends the process.
 func (p *Process) signals() (context.Context, func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	got := make(chan os.Signal, 2)
-	signal.Notify(got, syscall.SIGTERM, syscall.SIGINT)
+	got, unsubscribe := p.Signals, func() {}
+	if got == nil {
+		real := make(chan os.Signal, 2)
+		signal.Notify(real, syscall.SIGTERM, syscall.SIGINT)
+		got, unsubscribe = real, func() { signal.Stop(real) }
+	}
 	done := make(chan struct{})
 	go func() {
 		for {
@@ -208,7 +214,7 @@ func (p *Process) signals() (context.Context, func()) {
 		}
 	}()
 	return ctx, func() {
-		signal.Stop(got)
+		unsubscribe()
 		close(done)
 		cancel()
 	}
