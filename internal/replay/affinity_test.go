@@ -2,6 +2,7 @@ package replay
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -114,7 +115,7 @@ func TestAffinity(t *testing.T) {
 			t.Run(r.name+"/"+handler, func(t *testing.T) {
 				t.Parallel()
 				s := affinitySetup(config, handler)
-				s.settings = append(s.settings, "affinity.on_disagreement=warn")
+				s.settings = append(s.settings, "affinity.on_disagreement=warn", "system.port=0")
 				w := run(t, s)
 				recorded, ours := protocol.Map{"serves": true}, protocol.Map{"serves": !w.ended}
 				require.True(t, r.fields["worker_alive_after"] == true)
@@ -129,11 +130,19 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
+// failing is what the name of a case ends in when on_disagreement is fail.
+const failing = " on_disagreement=fail"
+
+// contradicts tells whether a recording's override asks for what its engine says off to.
+func contradicts(config protocol.Map) bool {
+	return config["override"] == true && config["engine_affinity"] == false
+}
+
 // TestAnOverrideAgainstTheEngineEndsTheStart takes the same configurations where the override contradicts the engine, with the setting's default.
 func TestAnOverrideAgainstTheEngineEndsTheStart(t *testing.T) {
 	for _, r := range recordings(t, "affinity") {
 		config := r.fields["config"].(protocol.Map)
-		if config["override"] != true || config["engine_affinity"] == true {
+		if !contradicts(config) {
 			continue
 		}
 		for _, handler := range []string{"legacy", "unified"} {
@@ -143,7 +152,7 @@ func TestAnOverrideAgainstTheEngineEndsTheStart(t *testing.T) {
 				if w.ended {
 					requireRefusedStart(t, w, bothSettings...)
 				}
-				settle(t, r.name+" on_disagreement=fail", diff("", protocol.Map{"serves": true}, protocol.Map{"serves": !w.ended}))
+				settle(t, r.name+failing, diff("", protocol.Map{"serves": true}, protocol.Map{"serves": !w.ended}))
 			})
 		}
 	}
@@ -156,14 +165,50 @@ func replayRows(t *testing.T, w *worker, rows protocol.Map) (recorded, ours prot
 	for _, row := range keys(rows) {
 		answers[row] = w.ask(question{id: row, codec: protocol.CodecMsgpack, body: rowRequest(row)})
 	}
-	require.Zero(t, w.stop(), "the worker is alive after all rows")
 	byID, _ := sortByRequest(w.engineLog())
+	requireAccounted(t, w, byID)
+	require.Zero(t, w.stop(), "the worker is alive after all rows")
 	recorded, ours = protocol.Map{}, protocol.Map{}
 	for row, outcome := range rows {
 		recorded[row] = recordedRow(outcome)
 		ours[row] = rowOutcome(byID[row], answers[row])
 	}
 	return recorded, ours
+}
+
+// decisions are the lines of /metrics that count decisions by reason.
+var decisions = regexp.MustCompile(`(?m)^dynworker_affinity_decisions_total\{.*reason="(\w+)".*\} (\d+)$`)
+
+// requireAccounted wants one line in the log for each request that reached the engine, which says what the engine was told, and the same reasons counted on /metrics.
+func requireAccounted(t *testing.T, w *worker, byID map[string]*engineSide) {
+	t.Helper()
+	logged, counted := map[string]int64{}, map[string]int64{}
+	lines := 0
+	for _, line := range w.log.messages() {
+		if line["message"] != "request accepted" {
+			continue
+		}
+		lines++
+		id := line["request_id"].(string)
+		require.NotNil(t, byID[id], id)
+		require.NotZero(t, line["engine_request_id"], id)
+		logged[line["affinity"].(string)]++
+		told := rowOutcome(byID[id], nil)
+		require.Equal(t, told["attention_dp_rank"], plain(line["attention_dp_rank"]), id)
+		conversation, _ := line["conversation"].(string)
+		if name, passed := told["conversation_params"].(string); passed && name != "absent" {
+			require.Regexp(t, `^sha256:[0-9a-f]{16}$`, conversation, "%s: ids of conversations are hashed", id)
+		} else {
+			require.Empty(t, conversation, id)
+		}
+	}
+	require.Equal(t, len(byID), lines)
+	for _, m := range decisions.FindAllStringSubmatch(fetch(t, w.serving.SystemAddress, "/metrics"), -1) {
+		if n := number(m[2]); n > 0 {
+			counted[m[1]] = n
+		}
+	}
+	require.Equal(t, logged, counted)
 }
 
 // diffRows is diff with a row as the smallest part.

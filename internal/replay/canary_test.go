@@ -20,14 +20,28 @@ type probe struct {
 
 func get(t *testing.T, address, path string) probe {
 	t.Helper()
+	status, text := request(t, address, path)
+	return probe{status, object(t, []byte(text))}
+}
+
+// fetch is the text that the system server has at a path.
+func fetch(t *testing.T, address, path string) string {
+	t.Helper()
+	status, text := request(t, address, path)
+	require.Equal(t, http.StatusOK, status)
+	return text
+}
+
+func request(t *testing.T, address, path string) (status int, text string) {
+	t.Helper()
 	request, err := http.NewRequestWithContext(limited(t), http.MethodGet, "http://"+address+path, nil)
 	require.NoError(t, err)
 	response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, response.Body.Close()) }()
-	text, err := io.ReadAll(response.Body)
+	body, err := io.ReadAll(response.Body)
 	require.NoError(t, err)
-	return probe{response.StatusCode, object(t, text)}
+	return response.StatusCode, string(body)
 }
 
 // canonical is a probe's answer as far as it was recorded: status, word, and the endpoints' words.
