@@ -33,7 +33,9 @@ type choice struct {
 	emitted  int
 	finished bool
 	touched  bool
-	pending  protocol.Chunk
+	// early means that the pending chunk carries usage although it is not the last one. It is counted when the chunk goes out, with every token that was merged into it.
+	early   bool
+	pending protocol.Chunk
 }
 
 func (r *relay) run(ctx context.Context) error {
@@ -114,7 +116,7 @@ func (r *relay) take(o *ipc.Output) error {
 	} else if o.Last {
 		r.finish(c, meta, false)
 	} else if !r.started && r.cached > 0 && r.handler.rules.earlyUsage {
-		c.pending.Usage = r.usage(meta)
+		c.early = true
 	}
 	r.started = true
 	return nil
@@ -264,8 +266,11 @@ func (r *relay) send() error {
 		if !r.call.Canary {
 			r.handler.cfg.Observer.GeneratedTokens(len(c.pending.TokenIDs))
 		}
+		if c.early && !c.finished {
+			c.pending.Usage = r.usage(nil)
+		}
 		err := r.out.Send(&c.pending)
-		c.touched = false
+		c.touched, c.early = false, false
 		c.pending = protocol.Chunk{TokenIDs: c.pending.TokenIDs[:0], LogProbs: c.pending.LogProbs[:0], TopLogProbs: c.pending.TopLogProbs[:0]}
 		if len(c.pending.LogProbs) == 0 {
 			c.pending.LogProbs = nil

@@ -102,6 +102,19 @@ func TestCachedTokensAreClampedAndComeEarlyInUnified(t *testing.T) {
 	same(t, []protocol.Chunk{{TokenIDs: []uint32{18}, HasIndex: true}, end}, chunks)
 }
 
+func TestEarlyUsageCountsWhatWasMergedIntoItsChunk(t *testing.T) {
+	first := ipc.Output{Tokens: []uint32{18}, Meta: &ipc.Meta{CachedTokens: ptr(int64(2))}}
+	_, chunks, err := run(t, Unified, base, func(c *Config, e *scripted) {
+		c.MergeTokens = true
+		e.batches = [][]ipc.Output{{first, token(0, 25)}, {last(token(0, 32), meta("stop"))}}
+	})
+	require.NoError(t, err)
+	same(t, []protocol.Chunk{
+		{TokenIDs: []uint32{18, 25}, HasIndex: true, Usage: usage(3, 2, 2)},
+		{TokenIDs: []uint32{32}, HasIndex: true, Finish: protocol.FinishStop, Usage: usage(3, 3, 2), EngineData: hit(3, 2)},
+	}, chunks)
+}
+
 func TestPromptLogprobsRideOnTheLastChunk(t *testing.T) {
 	_, chunks, err := run(t, Unified, base, func(_ *Config, e *scripted) {
 		e.batches = [][]ipc.Output{{{Tokens: []uint32{18}, Meta: &ipc.Meta{PromptLogProbs: []byte(`[null,{"6":{"logprob":-0.5,"rank":1}}]`)}}}, {last(token(0, 25), meta("stop"))}}
