@@ -31,7 +31,8 @@ class Call:
 class Worker:
     """One `worker serve` in its own folder.
 
-    settings are configuration keys that differ from the base of all checks.
+    settings are configuration keys that differ from the base of all checks,
+    None where the key shall not be set at all.
     """
 
     def __init__(self, processes, binary, folder, plane, etcd, nats, model, settings=None):
@@ -60,6 +61,7 @@ class Worker:
             "engine.sim.calls_log": self._log,
         }
         values.update(settings or {})
+        values = {k: v for k, v in values.items() if v is not None}
         known = set(etcd.list(INSTANCES))
         self.process = processes.start(
             [binary, "serve", *(word for k, v in values.items() for word in ("--set", f"{k}={v}"))],
