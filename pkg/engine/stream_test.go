@@ -138,6 +138,21 @@ func TestNextReturnsAllThatIsReady(t *testing.T) {
 	require.Equal(t, io.EOF, err)
 }
 
+// With KeepSteps the reader sees every record as the engine made it.
+func TestStepsAreKeptOnRequest(t *testing.T) {
+	p, other := attach(t, Config{KeepSteps: true})
+	s := generate(t, p, other, ipc.Generate{})
+	for token := range uint32(3) {
+		other.outputs(ipc.Output{ID: s.ID(), Tokens: []uint32{token}, Last: token == 2})
+	}
+	flush(t, p, other)
+	outs, err := s.Next(bounded(t))
+	require.NoError(t, err)
+	require.Equal(t, []ipc.Output{
+		{ID: s.ID(), Tokens: []uint32{0}}, {ID: s.ID(), Tokens: []uint32{1}}, {ID: s.ID(), Tokens: []uint32{2}, Last: true},
+	}, outs)
+}
+
 func TestLastIsNeverMovedForward(t *testing.T) {
 	p, other := attach(t, Config{})
 	s := generate(t, p, other, ipc.Generate{Sampling: ipc.Sampling{N: ptr(int64(2))}})
