@@ -135,10 +135,18 @@ func (g *Gate) Ranks() int { return g.ranks }
 func (g *Gate) Warnings() []string { return g.warnings }
 
 // DisagreementError means that the override asks for a policy that the engine says it does not have.
-type DisagreementError struct{ Build string }
+type DisagreementError struct {
+	Build string
+	// MissingAPI says that the build could not serve the policy either way.
+	MissingAPI bool
+}
 
 func (e *DisagreementError) Error() string {
-	return fmt.Sprintf("affinity.override (--conversation-affinity, DYN_ENGINE_CONV_AFFINITY) is on but %s of the engine (build %s) is off: set the engine's option, drop the override, or accept it with affinity.on_disagreement: warn", ConfigPath, orUnknown(e.Build))
+	text := fmt.Sprintf("affinity.override (--conversation-affinity, DYN_ENGINE_CONV_AFFINITY) is on but %s of the engine (build %s) is off: set the engine's option, drop the override, or accept it with affinity.on_disagreement: warn", ConfigPath, orUnknown(e.Build))
+	if e.MissingAPI {
+		text += "; this build has no ConversationParams API in any case, which takes a TensorRT-LLM build " + NeededBuild
+	}
+	return text
 }
 
 // MissingAPIError means that the policy is on and the engine's build cannot take a conversation id.
@@ -182,7 +190,7 @@ func Resolve(e Engine, s Settings) (*Gate, error) {
 			g.warn("the negated --conversation-affinity does not turn off the policy that %s turned on", ConfigPath)
 		}
 	case e.ConfigReadable && s.Override == OverrideOn && !s.TolerateDisagreement:
-		return nil, &DisagreementError{Build: e.Build}
+		return nil, &DisagreementError{Build: e.Build, MissingAPI: !e.ConversationParams}
 	case e.ConfigReadable && s.Override == OverrideOn:
 		g.on, g.origin = true, FromToleratedOverride
 		g.warn("affinity.override is on but %s of the engine is off: conversation ids are passed and ranks are not forced, so the engine's ordinary balancing places every turn", ConfigPath)

@@ -66,6 +66,7 @@ func TestGate(t *testing.T) {
 		{off, new_, OverrideOn, false, SourceEngine, No, fails("is on but " + ConfigPath)},
 		{off, old, OverrideOn, false, SourceEngine, No, fails("affinity.override (--conversation-affinity, DYN_ENGINE_CONV_AFFINITY) is on but " + ConfigPath)},
 		{off, new_, OverrideOn, true, SourceEngine, No, is(true, FromToleratedOverride, "is off: conversation ids are passed")},
+		{off, old, OverrideOn, false, SourceDynamo, No, fails("which takes a TensorRT-LLM build newer than 1.3.0rc20")},
 		{off, old, OverrideOn, true, SourceEngine, No, fails("affinity.override (--conversation-affinity, DYN_ENGINE_CONV_AFFINITY) is on but the engine's build 1.3.0rc19")},
 		{unreadable, new_, OverrideUnset, false, SourceEngine, No, is(false, FromConfig, "could not be read")},
 		{unreadable, new_, OverrideOff, false, SourceEngine, No, is(false, FromConfig, "could not be read")},
