@@ -19,7 +19,7 @@ type said struct {
 	msg   any
 }
 
-func runHandshake(t *testing.T, cfg Config, script []said) (ready *ipc.Ready, err error, took time.Duration) {
+func runHandshake(t *testing.T, cfg Config, script []said) (ready *ipc.Ready, took time.Duration, err error) {
 	t.Helper()
 	cfg.Logger = zerolog.Nop()
 	cfg = cfg.withDefaults()
@@ -59,7 +59,7 @@ func TestProgressBuysTime(t *testing.T) {
 			script = append(script, said{9*time.Minute + 59*time.Second, ipc.Progress{Phase: "weights"}})
 		}
 		script = append(script, said{9 * time.Minute, ipc.Ready{Engine: "slow"}})
-		ready, err, took := runHandshake(t, Config{}, script)
+		ready, took, err := runHandshake(t, Config{}, script)
 		require.NoError(t, err)
 		require.Equal(t, "slow", ready.Engine)
 		require.Greater(t, took, 16*time.Hour)
@@ -91,7 +91,7 @@ func TestSilenceEndsTheStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				_, err, took := runHandshake(t, tc.cfg, tc.script)
+				_, took, err := runHandshake(t, tc.cfg, tc.script)
 				require.Equal(t, tc.want, err)
 				require.Equal(t, tc.after, took)
 			})
