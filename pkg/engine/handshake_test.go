@@ -46,7 +46,7 @@ func runHandshake(t *testing.T, cfg Config, script []said) (ready *ipc.Ready, to
 	}
 	begin := time.Now()
 	ready, err = h.run(t.Context())
-	return ready, err, time.Since(begin)
+	return ready, time.Since(begin), err
 }
 
 func hello() ipc.Hello { return ipc.Hello{Protocol: ipc.Version} }
