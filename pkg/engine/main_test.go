@@ -335,8 +335,10 @@ func testConfig(t *testing.T, mode string) Config {
 	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
+	dir := t.TempDir()
 	return Config{
-		Command: []string{exe}, Env: []string{modeEnv + "=" + mode}, Dir: t.TempDir(),
+		// Built with -cover, the child would complain on stderr without a place for its counters.
+		Command: []string{exe}, Env: []string{modeEnv + "=" + mode, "GOCOVERDIR=" + dir}, Dir: dir,
 		Configure: ipc.Configure{WorkerVersion: "test"},
 		Logger:    zerolog.Nop(),
 	}
