@@ -50,7 +50,9 @@ func (w *worker) engineConfig() (engine.Config, error) {
 		}
 		conf.Configure = ipc.Configure{WorkerVersion: w.opts.Version, Args: args}
 	case config.EngineTRTLLM:
-		return conf, w.configureTRTLLM(&conf)
+		// Two statements: the order of a plain operand and a call in one return is not specified.
+		err := w.configureTRTLLM(&conf)
+		return conf, err
 	}
 	return conf, nil
 }
