@@ -14,6 +14,8 @@ type admission struct {
 	mu       sync.Mutex
 	held     int
 	capacity int // 0 without a limit
+	// tokens are the prompt tokens of all held requests, maxTokens their limit, 0 without one.
+	tokens, maxTokens int
 	stopped  bool
 	// idle is closed and replaced whenever held falls to zero.
 	idle chan struct{}
@@ -21,9 +23,9 @@ type admission struct {
 	arrivals uint64
 }
 
-// newAdmission makes room for limit running requests and queue waiting ones; limit 0 means no limit.
-func newAdmission(limit, queue int) *admission {
-	a := &admission{idle: make(chan struct{})}
+// newAdmission makes room for limit running requests and queue waiting ones, and for maxTokens prompt tokens in all of them; a limit of 0 means none.
+func newAdmission(limit, queue, maxTokens int) *admission {
+	a := &admission{idle: make(chan struct{}), maxTokens: maxTokens}
 	if limit > 0 {
 		a.running = make(chan struct{}, limit)
 		a.capacity = limit + queue
@@ -37,11 +39,15 @@ type verdict uint8
 const (
 	admitted verdict = iota
 	full
+	tooLong
 	closed
 )
 
-// enter admits one more request if it can. It never blocks.
-func (a *admission) enter() verdict {
+// limitsTokens says whether enter wants to know the length of prompts.
+func (a *admission) limitsTokens() bool { return a.maxTokens > 0 }
+
+// enter admits one more request with that many prompt tokens if it can. It never blocks. A prompt that is longer than the limit by itself is taken when nothing else is held: refused everywhere, it could never be answered.
+func (a *admission) enter(tokens int) verdict {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
@@ -49,17 +55,21 @@ func (a *admission) enter() verdict {
 		return closed
 	case a.capacity > 0 && a.held >= a.capacity:
 		return full
+	case a.maxTokens > 0 && a.held > 0 && tokens > a.maxTokens-a.tokens:
+		return tooLong
 	}
 	a.held++
+	a.tokens += tokens
 	a.arrivals++
 	return admitted
 }
 
-// leave gives back what enter took.
-func (a *admission) leave() {
+// leave gives back what enter took for a request with that many prompt tokens.
+func (a *admission) leave(tokens int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.held--
+	a.tokens -= tokens
 	if a.held == 0 {
 		close(a.idle)
 		a.idle = make(chan struct{})

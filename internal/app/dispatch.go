@@ -53,7 +53,11 @@ func (d *dispatcher) Admit(del *ingress.Delivery) (start func(), refusal *ingres
 		d.metrics.Refused(metrics.RefusedUnavailable)
 		return nil, &ingress.Refusal{Kind: ingress.Unavailable, Reason: *reason}
 	}
-	switch d.admission.enter() {
+	tokens := d.promptTokens(del)
+	switch d.admission.enter(tokens) {
+	case tooLong:
+		d.metrics.Refused(metrics.RefusedOverloaded)
+		return nil, &ingress.Refusal{Kind: ingress.Overloaded, Reason: fmt.Sprintf("a prompt of %d tokens has no room beside those that are held: %d prompt tokens are the limit", tokens, d.admission.maxTokens)}
 	case full:
 		d.metrics.Refused(metrics.RefusedOverloaded)
 		return nil, &ingress.Refusal{Kind: ingress.Overloaded, Reason: fmt.Sprintf("%d requests are running or waiting", d.admission.capacity)}
@@ -62,9 +66,21 @@ func (d *dispatcher) Admit(del *ingress.Delivery) (start func(), refusal *ingres
 		return nil, &ingress.Refusal{Kind: ingress.Unavailable, Reason: "the worker is shutting down"}
 	}
 	return func() {
-		defer d.admission.leave()
+		defer d.admission.leave(tokens)
 		d.serve(del)
 	}, nil
+}
+
+// promptTokens is how much of the limit on tokens a request takes, 0 without such a limit. The body is not decoded for it: this runs where all requests come in.
+func (d *dispatcher) promptTokens(del *ingress.Delivery) int {
+	if !d.admission.limitsTokens() || del.BodyErr != nil {
+		return 0
+	}
+	codec, err := protocol.ParseCodec(del.Control.PayloadCodec)
+	if err != nil {
+		return 0
+	}
+	return protocol.PromptLength(codec, del.Body)
 }
 
 // serve answers one admitted request.

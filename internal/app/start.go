@@ -143,7 +143,7 @@ func (w *worker) makeDispatcher(model *modelcard.Model) error {
 	endpoint.SetLimits(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue)
 	w.metrics.SetKVCapacity(gate.Ranks(), uint64(ready.KV.TotalBlocks))
 	w.dispatcher = &dispatcher{
-		work: w.work, admission: newAdmission(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue), dialer: w.dialer, handler: handler,
+		work: w.work, admission: newAdmission(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue, w.cfg.Admission.MaxPromptTokens), dialer: w.dialer, handler: handler,
 		metrics: endpoint, log: w.component("dispatch"), now: time.Now,
 	}
 	return nil

@@ -264,6 +264,29 @@ func TestADrainWithoutBudgetHandsRequestsOn(t *testing.T) {
 	require.NoError(t, r.wait())
 }
 
+func TestPromptTokensHaveALimitOfTheirOwn(t *testing.T) {
+	w := newWorld(t)
+	r := w.start("engine.sim.token_delay=20ms", "admission.max_prompt_tokens=6")
+	i, c := r.instance(), w.caller()
+	for _, codec := range []protocol.Codec{protocol.CodecMsgpack, protocol.CodecJSON} {
+		long := ask(8000, nil)
+		long.TokenIDs = make([]int32, 7)
+		held, err := c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: codec, Request: long})
+		require.NoError(t, err, "alone, a prompt above the limit is served")
+		require.NoError(t, held.Prologue())
+		_, err = c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: codec, Request: ask(1, nil)})
+		require.ErrorIs(t, err, caller.ErrOverloaded)
+		require.ErrorContains(t, err, "prompt tokens are the limit")
+		require.NoError(t, held.Kill())
+		require.Eventually(t, func() bool {
+			s, err := c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: codec, Request: ask(1, nil)})
+			return err == nil && read(s).err == nil
+		}, patience, 5*time.Millisecond, "its tokens are given back")
+	}
+	r.cancel()
+	require.NoError(t, r.wait())
+}
+
 func TestADeadEngineEndsTheWorkerAndMovesItsRequests(t *testing.T) {
 	w := newWorld(t)
 	for _, how := range []string{"sim:crash:3", "sim:fatal:3"} {

@@ -211,8 +211,9 @@ type Affinity struct {
 
 // Admission bounds the requests inside the worker.
 type Admission struct {
-	MaxRequests int `mapstructure:"max_requests"`
-	Queue       int `mapstructure:"queue"`
+	MaxRequests     int `mapstructure:"max_requests"`
+	Queue           int `mapstructure:"queue"`
+	MaxPromptTokens int `mapstructure:"max_prompt_tokens"`
 }
 
 // Drain bounds the way out after the first signal.

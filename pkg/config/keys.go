@@ -121,6 +121,7 @@ var keys = []*key{
 
 	{name: "admission.max_requests", doc: "Requests served at once; 0 is no limit.", check: atLeast(0)},
 	{name: "admission.queue", doc: "Requests that may wait beyond max_requests before the frontend is told to go elsewhere.", check: atLeast(0)},
+	{name: "admission.max_prompt_tokens", doc: "Prompt tokens of all requests that are served or wait, beyond which the frontend is told to go elsewhere; 0 is no limit.", check: atLeast(0)},
 
 	{name: "drain.grace", doc: "Longest time in which late requests are still taken, after the records are withdrawn."},
 	{name: "drain.budget", doc: "Longest time from the signal until what still runs is cut short (and continued elsewhere)."},

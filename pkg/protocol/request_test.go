@@ -289,3 +289,23 @@ func mustParse(t testing.TB, c Codec, body []byte) {
 		t.Fatal(err)
 	}
 }
+
+func TestPromptLengthIsFoundWithoutDecoding(t *testing.T) {
+	ids := []int32{1, 500, 70000, 3}
+	for _, packed := range []bool{false, true} {
+		r := Request{Fields: Map{"a": Map{"token_ids": []any{int64(1)}, "b": []any{"x", Map{}}}, "z": "token_ids"}, TokensState: TokensList, TokenIDs: ids, Packed: packed}
+		for _, c := range []Codec{CodecJSON, CodecMsgpack} {
+			if got := PromptLength(c, r.Append(nil, c)); got != len(ids) {
+				t.Errorf("%v packed %v: %d", c, packed, got)
+			}
+		}
+	}
+	for body, want := range map[string]int{
+		`{"token_ids":[]}`: 0, `{"token_ids":[ ]}`: 0, `{"token_ids" : [ 7 ]}`: 1, `{"a":"token_ids","token_ids":[1,2]}`: 2, `{"token_ids":null}`: 0,
+		`{"a":{"token_ids":[1]}}`: 0, `["token_ids",[1]]`: 0, `{"x":"\"token_ids","token_ids":[1,2,3]}`: 3, `{"token_ids":[1,`: 0, `{"token_ids"`: 0, `"`: 0, ``: 0,
+	} {
+		if got := PromptLength(CodecJSON, []byte(body)); got != want {
+			t.Errorf("%s: %d, want %d", body, got, want)
+		}
+	}
+}
