@@ -16,7 +16,7 @@ type admission struct {
 	capacity int // 0 without a limit
 	// tokens are the prompt tokens of all held requests, maxTokens their limit, 0 without one.
 	tokens, maxTokens int
-	stopped  bool
+	stopped           bool
 	// idle is closed and replaced whenever held falls to zero.
 	idle chan struct{}
 	// arrivals counts admitted requests, so that a drain can see that it has become quiet.
