@@ -18,7 +18,7 @@ import (
 
 // start brings the worker up to the point where frontends send requests.
 func (w *worker) start(ctx context.Context) error {
-	w.metrics = metrics.New(metrics.Options{Version: w.opts.Version, Namespace: w.cfg.ServingNamespace(), Component: w.cfg.Component, Endpoint: w.cfg.Endpoint, Model: w.cfg.Model.ServedName(), AffinityReasons: affinityReasons()})
+	w.metrics = metrics.New(metrics.Options{Version: w.opts.Version, Namespace: w.cfg.ServingNamespace(), Component: w.cfg.Component, Endpoint: w.cfg.Endpoint, Model: w.cfg.Model.ServedName(), AffinityReasons: affinityReasons(), LostLogLines: w.opts.LostLogLines})
 	w.health = status.NewHealth(status.Options{StartReady: w.cfg.System.StartingHealthStatus == config.StatusReady, OnTransition: w.logTransition})
 	// Declared before anything can be well, so that readiness cannot flicker.
 	w.health.Condition("engine")

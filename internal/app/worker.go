@@ -33,6 +33,8 @@ type Options struct {
 	Environ []string
 	// Resolved is what Resolve made of the configuration; nil leaves it to the start.
 	Resolved *config.Resolved
+	// LostLogLines counts the log lines that the logger's stream did not take; nil means that none are lost.
+	LostLogLines func() uint64
 	// Random makes ids; nil means crypto/rand.
 	Random io.Reader
 	// OnServing, if set, is called once when the worker is registered.

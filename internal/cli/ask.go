@@ -123,7 +123,7 @@ func (p *Process) ask(args []string) int {
 	if code != ExitOK {
 		return code
 	}
-	ctx, stop := p.signals()
+	ctx, stop := p.signals(func() {})
 	defer stop()
 	ctx, cancel := context.WithTimeoutCause(ctx, q.timeout, fmt.Errorf("no answer within %v", q.timeout))
 	defer cancel()

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"dynworker/internal/app"
 	"dynworker/internal/logging"
@@ -170,7 +171,9 @@ func (p *Process) serve(args []string) int {
 		return p.complain(err)
 	}
 	cfg := l.cfg
-	log, err := logging.New(logging.Options{Level: cfg.Log.Level, Format: logging.Format(cfg.Log.Format), Writer: p.Stderr})
+	stream, closeStream := p.logStream()
+	defer closeStream()
+	log, err := logging.New(logging.Options{Level: cfg.Log.Level, Format: logging.Format(cfg.Log.Format), Writer: stream})
 	if err != nil {
 		fmt.Fprintln(p.Stderr, "worker: "+err.Error())
 		return ExitConfig
@@ -178,10 +181,10 @@ func (p *Process) serve(args []string) int {
 	for _, warning := range l.warnings() {
 		log.Warn().Msg(warning.String())
 	}
-	ctx, stop := p.signals()
+	ctx, stop := p.signals(closeStream)
 	defer stop()
 	log.Info().Str("version", Version).Int("pid", os.Getpid()).Str("handler", cfg.Handler).Str("engine", cfg.Engine.Kind).Str("request_plane", cfg.RequestPlane.Kind).Str("namespace", cfg.ServingNamespace()).Msg("worker starts")
-	err = app.Run(ctx, cfg, app.Options{Version: Version, Logger: log, Executable: p.Executable, Environ: p.Environ, Resolved: l.resolved, OnServing: p.OnServing})
+	err = app.Run(ctx, cfg, app.Options{Version: Version, Logger: log, Executable: p.Executable, Environ: p.Environ, Resolved: l.resolved, LostLogLines: stream.Lost, OnServing: p.OnServing})
 	if err != nil {
 		log.Error().Err(err).Msg("worker ends")
 		return ExitFailure
@@ -190,8 +193,23 @@ func (p *Process) serve(args []string) int {
 	return ExitOK
 }
 
-// signals gives a context that ends with the first SIGTERM or SIGINT. The second one ends the process.
-func (p *Process) signals() (context.Context, func()) {
+// logStream is where log lines go. Serving never waits for it, and a log collector that goes away does not take the worker along: without a taker for SIGPIPE, Go ends a program whose stderr is a broken pipe.
+func (p *Process) logStream() (stream *logging.Detached, flush func()) {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	stream = logging.Detach(p.Stderr)
+	return stream, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
+		defer cancel()
+		// What could not be written in time is lost; there is nowhere left to say so.
+		_ = stream.Close(ctx)
+	}
+}
+
+// flushTimeout bounds how long the last log lines may keep an ending process.
+const flushTimeout = time.Second
+
+// signals gives a context that ends with the first SIGTERM or SIGINT. The second one ends the process, after last.
+func (p *Process) signals(last func()) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	got, unsubscribe := p.Signals, func() {}
 	if got == nil {
@@ -208,6 +226,7 @@ func (p *Process) signals() (context.Context, func()) {
 				return
 			}
 			if ctx.Err() != nil {
+				last()
 				p.Exit(ExitForced)
 			}
 			cancel()

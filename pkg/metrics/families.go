@@ -105,6 +105,8 @@ var (
 		"1, with the version of the worker and of Go.", nil, "version", "go_version")
 	famReady = plain("dynworker_ready", typeGauge,
 		"1 while /health says ready.", nil)
+	famLostLogLines = plain("dynworker_log_lines_lost_total", typeCounter,
+		"Log lines that stderr did not take, because it was full, slow or broken.", nil)
 	famEngineUp = plain("dynworker_engine_up", typeGauge,
 		"1 while an engine is ready.", nil)
 	famEngineStarts = plain("dynworker_engine_starts_total", typeCounter,

@@ -37,6 +37,8 @@ type Options struct {
 	// AffinityReasons are the values that AffinityDecided is called with; those
 	// given here exist from the start, at zero.
 	AffinityReasons []string
+	// LostLogLines is a total; nil means that it stays 0.
+	LostLogLines func() uint64
 	// Now replaces the clock in tests; nil means time.Now.
 	Now func() time.Time
 }
@@ -105,6 +107,12 @@ func newWorker(b *builder, o Options) *Worker {
 	w.affinityDisagreement = b.gauge(famAffinityDisagreement)
 	w.ingressEvents = b.counterVec(famIngressEvents)
 	w.modelFiles = b.counterVec(famModelFiles)
+	b.counterFunc(famLostLogLines, func() float64 {
+		if o.LostLogLines == nil {
+			return 0
+		}
+		return float64(o.LostLogLines())
+	})
 	b.gaugeFunc(famRegistered, load(&w.registered))
 	b.counterFunc(famLeaseLosses, load(&w.leaseLosses))
 	b.counterFunc(famReregistrations, load(&w.reregistrations))
