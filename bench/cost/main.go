@@ -10,19 +10,17 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
+	"dynworker/bench/load"
+	"dynworker/bench/meter"
 	"dynworker/bench/rig"
 	"dynworker/internal/caller"
 	"dynworker/pkg/discovery"
@@ -82,7 +80,7 @@ func main() {
 	}
 }
 
-const header = "delay  streams  requests  tokens/s  µs CPU/token  µs CPU/request  tokens/frame  RSS idle MiB  RSS after MiB  start to first answer"
+const header = "delay  streams  requests  tokens/s  µs CPU/token  µs CPU/request  tokens/frame  switches/token  RSS idle MiB  RSS after MiB  start to first answer"
 
 // runAttached measures a worker that somebody else started. Its pace is its own; the first delay is only printed.
 func (p *plan) runAttached() error {
@@ -136,13 +134,6 @@ func (p *plan) run() (err error) {
 	return nil
 }
 
-// tally is what the streams of a measurement saw.
-type tally struct {
-	mu             sync.Mutex
-	tokens, frames int
-	err            error
-}
-
 func (p *plan) measure(r *rig.Rig, delay time.Duration, streams int) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
@@ -165,185 +156,34 @@ func (p *plan) load(ctx context.Context, pid int, target protocol.Instance, nats
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	var warm tally
-	warm.one(ctx, c, target, 1)
-	if warm.err != nil {
-		return warm.err
+	if _, err := load.Run(ctx, c, load.Plan{Target: target, Streams: 1, Requests: 1, Prompt: promptTokens, Tokens: 1}); err != nil {
+		return err
 	}
 	first := time.Since(started)
-	idle, err := p.rss(pid)
+	cost := meter.One
+	if p.tree {
+		cost = meter.Tree
+	}
+	before, err := cost(pid)
 	if err != nil {
 		return err
 	}
-	before, err := p.cpu(pid)
+	seen, err := load.Run(ctx, c, load.Plan{Target: target, Streams: streams, Requests: p.requests, Prompt: promptTokens, Tokens: p.tokens})
 	if err != nil {
 		return err
 	}
-	begin := time.Now()
-	var t tally
-	var work sync.WaitGroup
-	queue := make(chan struct{}, p.requests)
-	for range p.requests {
-		queue <- struct{}{}
-	}
-	close(queue)
-	for range streams {
-		work.Go(func() {
-			for range queue {
-				t.one(ctx, c, target, p.tokens)
-			}
-		})
-	}
-	work.Wait()
-	took := time.Since(begin)
-	after, err := p.cpu(pid)
-	if err != nil || t.err != nil {
-		return errors.Join(err, t.err)
-	}
-	full, err := p.rss(pid)
+	after, err := cost(pid)
 	if err != nil {
 		return err
 	}
-	spent := after - before
-	_, err = fmt.Printf("%-6v %7d  %8d  %8.0f  %12.2f  %14.0f  %12.2f  %12.1f  %13.1f  %v\n", delay, streams, p.requests, float64(t.tokens)/took.Seconds(), micros(spent)/float64(t.tokens), micros(spent)/float64(p.requests),
-		float64(t.tokens)/float64(t.frames), idle, full, first.Round(time.Millisecond))
+	spent, tokens := after.Sub(before), float64(seen.Tokens)
+	_, err = fmt.Printf("%-6v %7d  %8d  %8.0f  %12.2f  %14.0f  %12.2f  %14.2f  %12.1f  %13.1f  %v\n", delay, streams, p.requests, tokens/seen.Took.Seconds(), micros(spent.CPU)/tokens, micros(spent.CPU)/float64(p.requests),
+		tokens/float64(seen.Frames), float64(spent.Voluntary)/tokens, mib(before.Resident), mib(after.Resident), first.Round(time.Millisecond))
 	return err
 }
 
+const promptTokens = 32
+
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// one sends a request and reads its answer to the end.
-func (t *tally) one(ctx context.Context, c *caller.Caller, target protocol.Instance, tokens int) {
-	codec, err := protocol.ParseCodec(target.Codec)
-	if err != nil {
-		t.add(0, 0, err)
-		return
-	}
-	prompt := make([]int32, 32)
-	for i := range prompt {
-		prompt[i] = int32(10 + i)
-	}
-	s, err := c.Do(ctx, caller.Call{Transport: target.Transport, Codec: codec, Request: &protocol.Request{TokenIDs: prompt, TokensState: protocol.TokensList, Fields: protocol.Map{
-		"stop_conditions": protocol.Map{"max_tokens": int64(tokens), "ignore_eos": true}, "sampling_options": protocol.Map{}, "output_options": protocol.Map{}, "routing": protocol.Map{},
-	}}})
-	if err != nil {
-		t.add(0, 0, err)
-		return
-	}
-	got, frames := 0, 0
-	for {
-		item, err := s.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err == nil && item.Err != nil {
-			err = item.Err
-		}
-		if err != nil {
-			t.add(0, 0, err)
-			return
-		}
-		if item.Chunk != nil {
-			got += len(item.Chunk.TokenIDs)
-			frames++
-		}
-	}
-	if got != tokens {
-		err = fmt.Errorf("%d tokens, want %d", got, tokens)
-	}
-	t.add(got, frames, errors.Join(err, s.Close()))
-}
-
-func (t *tally) add(tokens, frames int, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.tokens += tokens
-	t.frames += frames
-	if t.err == nil {
-		t.err = err
-	}
-}
-
-// clockTick is the unit of CPU time in /proc, which is 10 ms on every Linux that Go runs on.
-const clockTick = 10 * time.Millisecond
-
-// pids are the processes that count: the worker, and with -tree its descendants.
-func (p *plan) pids(root int) []int {
-	all := []int{root}
-	for i := 0; p.tree && i < len(all); i++ {
-		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", all[i]))
-		for _, name := range threads {
-			raw, err := os.ReadFile(name)
-			if err != nil {
-				continue // the thread has ended
-			}
-			for word := range strings.FieldsSeq(string(raw)) {
-				if pid, err := strconv.Atoi(word); err == nil {
-					all = append(all, pid)
-				}
-			}
-		}
-	}
-	return all
-}
-
-func (p *plan) cpu(root int) (sum time.Duration, err error) {
-	for _, pid := range p.pids(root) {
-		d, err := cpu(pid)
-		if err != nil {
-			return 0, err
-		}
-		sum += d
-	}
-	return sum, nil
-}
-
-func (p *plan) rss(root int) (sum float64, err error) {
-	for _, pid := range p.pids(root) {
-		m, err := rss(pid)
-		if err != nil {
-			return 0, err
-		}
-		sum += m
-	}
-	return sum, nil
-}
-
-// cpu is the user and system time that a process has used.
-func cpu(pid int) (time.Duration, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	// The name in the second field may hold spaces; what follows its closing parenthesis does not.
-	_, rest, _ := strings.Cut(string(raw), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
-	}
-	var sum int64
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += n
-	}
-	return time.Duration(sum) * clockTick, nil
-}
-
-// rss is the resident memory of a process in MiB.
-func rss(pid int) (float64, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = f.Close() }()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if value, ok := strings.CutPrefix(s.Text(), "VmRSS:"); ok {
-			kib, err := strconv.ParseFloat(strings.Fields(value)[0], 64)
-			return kib / 1024, err
-		}
-	}
-	return 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
-}
+func mib(bytes uint64) float64 { return float64(bytes) / (1 << 20) }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"dynworker/internal/testenv/embedded"
 	"dynworker/pkg/discovery"
@@ -25,6 +26,7 @@ type Rig struct {
 	Model string
 
 	dir, binary string
+	started     int // workers so far
 	etcd        *embedded.Etcd
 	nats        *embedded.NATS
 }
@@ -78,6 +80,8 @@ func (r *Rig) Close() error {
 type Worker struct {
 	PID    int
 	Target protocol.Instance
+	// Started is the time from the spawn to the registration.
+	Started time.Duration
 
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process has ended
@@ -86,18 +90,28 @@ type Worker struct {
 
 // Start runs "worker serve" over NATS with further settings (key=value) and options, and returns when it is registered. Its log goes to log.
 func (r *Rig) Start(ctx context.Context, log io.Writer, settings, options []string) (*Worker, error) {
-	args := []string{"serve"}
-	for _, s := range append([]string{"etcd.endpoints=[" + r.etcd.Endpoint() + "]", "nats.server=" + r.nats.URL(), "request_plane.kind=nats", "drain.grace=0s"}, settings...) {
-		args = append(args, "--set", s)
+	r.started++
+	namespace := fmt.Sprintf("rig%d", r.started)
+	argv := []string{r.binary, "serve"}
+	for _, s := range append([]string{"namespace=" + namespace, "etcd.endpoints=[" + r.etcd.Endpoint() + "]", "nats.server=" + r.nats.URL(), "request_plane.kind=nats", "drain.grace=0s"}, settings...) {
+		argv = append(argv, "--set", s)
 	}
+	return r.StartCommand(ctx, log, namespace, nil, append(argv, options...))
+}
+
+// StartCommand runs a worker of whatever make, which is told in its environment (and env) to use the rig's servers and to register in the given namespace, and returns when it is registered there. Namespaces must not be used twice: a
+// worker that was killed stays registered until its lease ends.
+func (r *Rig) StartCommand(ctx context.Context, log io.Writer, namespace string, env, argv []string) (*Worker, error) {
 	client, err := discovery.Connect(ctx, discovery.Config{Endpoints: []string{r.etcd.Endpoint()}, Logger: zerolog.Nop()})
 	if err != nil {
 		return nil, err
 	}
 	defer client.Close()
-	w := &Worker{cmd: exec.CommandContext(ctx, r.binary, append(args, options...)...), done: make(chan struct{})}
-	w.cmd.Stderr = log
+	w := &Worker{cmd: exec.CommandContext(ctx, argv[0], argv[1:]...), done: make(chan struct{})}
+	w.cmd.Env = append(append(os.Environ(), "ETCD_ENDPOINTS="+r.etcd.Endpoint(), "NATS_SERVER="+r.nats.URL(), "DYN_NAMESPACE="+namespace), env...)
+	w.cmd.Stdout, w.cmd.Stderr = log, log
 	w.cmd.Cancel = func() error { return w.cmd.Process.Signal(syscall.SIGTERM) }
+	begin := time.Now()
 	if err := w.cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -110,8 +124,8 @@ func (r *Rig) Start(ctx context.Context, log io.Writer, settings, options []stri
 	watching, stop := context.WithCancel(ctx)
 	watched := make(chan error, 1)
 	go func() {
-		watched <- client.Watch(watching, protocol.InstancePrefix, func(e discovery.Event) {
-			if target, err := protocol.ParseInstance(e.Value); err == nil && !e.Gone {
+		watched <- client.Watch(watching, protocol.InstancePrefix+namespace+"/", func(e discovery.Event) {
+			if target, err := protocol.ParseInstance(e.Value); err == nil && !e.Gone && target.Endpoint == "generate" {
 				select {
 				case found <- target:
 				default:
@@ -125,6 +139,7 @@ func (r *Rig) Start(ctx context.Context, log io.Writer, settings, options []stri
 	}()
 	select {
 	case w.Target = <-found:
+		w.Started = time.Since(begin)
 		return w, nil
 	case <-w.done:
 		return nil, fmt.Errorf("the worker ended before it was registered: %w", w.err)
