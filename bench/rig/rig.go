@@ -90,13 +90,22 @@ type Worker struct {
 
 // Start runs "worker serve" over NATS with further settings (key=value) and options, and returns when it is registered. Its log goes to log.
 func (r *Rig) Start(ctx context.Context, log io.Writer, settings, options []string) (*Worker, error) {
+	return r.serve(ctx, log, nil, settings, options)
+}
+
+// StartWith is Start with further environment variables.
+func (r *Rig) StartWith(ctx context.Context, log io.Writer, env, settings []string) (*Worker, error) {
+	return r.serve(ctx, log, env, settings, nil)
+}
+
+func (r *Rig) serve(ctx context.Context, log io.Writer, env, settings, options []string) (*Worker, error) {
 	r.started++
 	namespace := fmt.Sprintf("rig%d", r.started)
 	argv := []string{r.binary, "serve"}
 	for _, s := range append([]string{"namespace=" + namespace, "etcd.endpoints=[" + r.etcd.Endpoint() + "]", "nats.server=" + r.nats.URL(), "request_plane.kind=nats", "drain.grace=0s"}, settings...) {
 		argv = append(argv, "--set", s)
 	}
-	return r.StartCommand(ctx, log, namespace, nil, append(argv, options...))
+	return r.StartCommand(ctx, log, namespace, env, append(argv, options...))
 }
 
 // StartCommand runs a worker of whatever make, which is told in its environment (and env) to use the rig's servers and to register in the given namespace, and returns when it is registered there. Namespaces must not be used twice: a
