@@ -20,16 +20,18 @@ import (
 
 // pkg is what "go list -json" tells of a package.
 type pkg struct {
-	ImportPath string
-	Dir        string
-	GoFiles    []string
-	Imports    []string
-	Deps       []string
-	Standard   bool
+	ImportPath   string
+	Dir          string
+	GoFiles      []string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+	Deps         []string
+	Standard     bool
 }
 
 func list(t *testing.T, patterns ...string) []pkg {
-	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list", "-json=ImportPath,Dir,GoFiles,Imports,Deps,Standard"}, patterns...)...)
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list", "-json=ImportPath,Dir,GoFiles,Imports,TestImports,XTestImports,Deps,Standard"}, patterns...)...)
 	var problems bytes.Buffer
 	cmd.Stderr = &problems
 	out, err := cmd.Output()
@@ -123,6 +125,19 @@ func TestBytesNeedNothingButTheStandardLibrary(t *testing.T) {
 	for _, p := range list(t, "dynworker/pkg/wire", "dynworker/pkg/protocol", "dynworker/pkg/engine/ipc", "dynworker/pkg/affinity") {
 		for _, path := range p.Imports {
 			require.True(t, standard[path] || path == "dynworker/pkg/wire", "%s imports %s", p.ImportPath, path)
+		}
+	}
+}
+
+// TestTheKubernetesAPIIsForTestsOfManifests keeps a large library out of every other package, its tests included.
+func TestTheKubernetesAPIIsForTestsOfManifests(t *testing.T) {
+	for _, p := range list(t, "dynworker/...") {
+		tests := slices.Concat(p.TestImports, p.XTestImports)
+		for _, path := range slices.Concat(p.Imports, tests) {
+			if within(path, "k8s.io", "sigs.k8s.io") {
+				require.Equal(t, "dynworker/internal/deploytest", p.ImportPath, "imports %s", path)
+				require.NotContains(t, p.Imports, path, "only tests may import it")
+			}
 		}
 	}
 }
