@@ -47,7 +47,12 @@ def find(command):
 
 def servers(say):
     """Makes sure that etcd, etcdctl and nats-server exist."""
-    missing = sorted({pkg for cmd, pkg in COMMANDS.items() if not find(cmd)})
+    commands(COMMANDS, say)
+
+
+def commands(needed, say):
+    """Makes sure that commands exist; needed has the Debian package of each."""
+    missing = sorted({pkg for cmd, pkg in needed.items() if not find(cmd)})
     if not missing:
         return
     if not shutil.which("apt-get") or os.geteuid() != 0:

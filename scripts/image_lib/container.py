@@ -1,0 +1,74 @@
+"""Starts an image's entry point as a container runtime would."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from interop_lib.procs import wait_for
+
+from .bases import PATH
+from .kernel import bind, run
+
+# As the volumes of configs/k8s: everything else is read-only.
+WRITABLE = ("tmp", "home/worker", "dev/shm")
+
+
+class Image:
+    """A built root file system and how it is started."""
+
+    def __init__(self, root, image, folder):
+        self.image = image
+        self.view = folder / "view"
+        bind(root, self.view, readonly=True)
+        for name in WRITABLE:
+            (root / name).mkdir(parents=True, exist_ok=True)
+            run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", self.view / name)
+        run("mount", "-t", "proc", "proc", self.view / "proc")
+        self.env = {"PATH": PATH, **dict(kv.split("=", 1) for kv in image["env"])}
+
+    def _enter(self, argv, env):
+        settings = [f"{k}={v}" for k, v in {**self.env, **env}.items()]
+        return ["setpriv", "--no-new-privs", "chroot", f"--userspec={self.image['user']}", "--groups=", self.view,
+                "/usr/bin/env", "-i", f"--chdir={self.image['workdir']}", *settings, *argv]
+
+    def command(self, argv, env, timeout=60):
+        """Runs another command in the image, as kubectl exec does. Returns exit code and output."""
+        done = subprocess.run(self._enter(argv, env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=timeout)
+        return done.returncode, done.stdout
+
+    def start(self, processes, log, env, own_pids):
+        """Starts entry point and command. With own_pids the entry point is PID 1 of a namespace, which the kernel clears when it ends."""
+        argv = self._enter([*self.image["entrypoint"], *self.image["cmd"]], env)
+        if own_pids:
+            argv = ["unshare", "--pid", "--fork", "--kill-child", f"--mount-proc={self.view / 'proc'}", *argv]
+        return Container(self, processes.start(argv, log), own_pids)
+
+    def running(self):
+        """Processes that have the image as their root: {pid: name}."""
+        out = {}
+        for p in Path("/proc").iterdir():
+            if not p.name.isdigit():
+                continue
+            try:
+                if os.readlink(p / "root") == str(self.view):
+                    out[int(p.name)] = (p / "comm").read_text().strip()
+            except OSError:
+                pass  # it has just ended
+        return out
+
+
+class Container:
+    """A started image."""
+
+    def __init__(self, image, process, own_pids):
+        self.process = process
+        self._image = image
+        self._own_pids = own_pids
+
+    def first(self):
+        """The entry point's process, seen from outside."""
+        if not self._own_pids:
+            return self.process.pid
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return int(wait_for("the first process", 20, lambda: children.read_text().split())[0])
