@@ -93,7 +93,11 @@ func (b *board) print(out io.Writer, o options) error {
 			}
 			mid := func(of func(sample) float64) float64 { _, m, _ := spread(list, of); return m }
 			if o.counts {
-				fmt.Fprintf(w, "%s\t%.2f\t%.0f\n", name, mid(func(s sample) float64 { return s.syscalls }), mid(func(s sample) float64 { return s.instrs }))
+				instructions := "not to be had on this machine"
+				if n := mid(func(s sample) float64 { return s.instrs }); n > 0 {
+					instructions = fmt.Sprintf("%.0f", n)
+				}
+				fmt.Fprintf(w, "%s\t%.2f\t%s\n", name, mid(func(s sample) float64 { return s.syscalls }), instructions)
 				continue
 			}
 			low, middle, high := spread(list, func(s sample) float64 { return s.perToken })

@@ -20,8 +20,9 @@ import (
 const queueGroup = "q"
 
 const (
-	defaultPendingMessages = 512
-	defaultPendingBytes    = 32 << 20
+	// defaultPendingMessages is more than a thousand clients that all ask at the same moment. A message beyond it is lost without a word to its sender, so the bytes are what bounds memory.
+	defaultPendingMessages = 16 << 10
+	defaultPendingBytes    = 64 << 20
 	// minPendingPayloads keeps the byte limit above a few of the largest messages, else a single one could be more than is allowed to wait.
 	minPendingPayloads = 4
 	// closeFlushTimeout bounds how long Close waits for the last replies to leave.
@@ -41,7 +42,7 @@ var ErrSubjectServed = errors.New("subject is served already")
 // Config configures a Plane. Only Conn.URL is required.
 type Config struct {
 	Conn ConnConfig
-	// PendingMessages and PendingBytes bound what may wait for an endpoint's goroutine; defaults 512 and 32 MiB. The bytes are raised to four times the server's
+	// PendingMessages and PendingBytes bound what may wait for an endpoint's goroutine; defaults 16384 and 64 MiB. The bytes are raised to four times the server's
 	// payload limit when that is more.
 	PendingMessages, PendingBytes int
 	// ProofTimeout is how long a proof of life may take before it is tried again, default 2 s.

@@ -263,6 +263,29 @@ func TestMessagesThatComeTooFastAreCounted(t *testing.T) {
 	require.Equal(t, 1, log.count("requests lost"))
 }
 
+func TestABurstOfManyClientsIsTakenUpWhole(t *testing.T) {
+	srv := plainNATS(t)
+	var seen events
+	p := connectPlane(t, Config{Conn: quick(srv.URL()), Observer: seen.observe})
+	const burst = 10_000
+	release, entered := make(chan struct{}), make(chan struct{}, burst+1)
+	require.NoError(t, p.Serve(testenv.Context(t), subject, ingress.AdmitFunc(func(*ingress.Delivery) (func(), *ingress.Refusal) {
+		entered <- struct{}{}
+		<-release
+		return nil, &ingress.Refusal{Kind: ingress.Overloaded}
+	})))
+	nc := frontend(t, srv.URL())
+	for range burst {
+		require.NoError(t, nc.Publish(subject, twoPart("x")))
+	}
+	require.NoError(t, nc.FlushWithContext(testenv.Context(t)))
+	require.NoError(t, p.flush(testenv.Context(t)))
+	close(release)
+	require.NoError(t, p.Drain(testenv.Context(t)))
+	require.Zero(t, seen.count(ingress.Dropped))
+	require.Len(t, entered, burst)
+}
+
 func TestDrainDeliversWhatHadCome(t *testing.T) {
 	srv := plainNATS(t)
 	p := connectPlane(t, Config{Conn: quick(srv.URL())})
