@@ -258,9 +258,13 @@ func (e *engine) shutdown() {
 
 // admit moves requests from the queue onto ranks.
 func (e *engine) admit(now time.Time) {
-	if !e.room || len(e.waiting) == 0 {
-		return
+	for e.room && len(e.waiting) > 0 {
+		e.admitOnce(now)
 	}
+}
+
+// admitOnce is one round of admission, as an engine makes before each step.
+func (e *engine) admitOnce(now time.Time) {
 	e.room = false
 	queue := make([]candidate, len(e.waiting))
 	for i, r := range e.waiting {
@@ -279,7 +283,11 @@ func (e *engine) admit(now time.Time) {
 			e.start(e.waiting[chosen[i]], rank, now)
 		}
 	}
+	before := len(e.waiting)
 	e.waiting = slices.DeleteFunc(e.waiting, func(r *request) bool { return r.onRank != noRank })
+	// A router may leave some out because every rank has had its fair share, which is larger after each round.
+	placed := before - len(e.waiting)
+	e.room = placed > 0 && placed < len(chosen)
 }
 
 // start lets a request run on a rank.

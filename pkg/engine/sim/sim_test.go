@@ -503,6 +503,25 @@ func TestQueueBehindTheSlots(t *testing.T) {
 	stalled[1].Close()
 }
 
+func TestSeveralChoicesAreNoReasonToWait(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "calls.jsonl")
+	p := attach(t, sim.Args{CallsLog: log})
+	const requests = 16
+	var streams []*engine.Stream
+	for range requests {
+		g := withSalt("sim:stall", 5)
+		n := int64(4)
+		temperature := 1.0
+		g.Sampling.N, g.Sampling.Temperature = &n, &temperature
+		streams = append(streams, send(t, p, prompt(3), g))
+	}
+	require.Eventually(t, func() bool { return countCalls(t, log, "placed") == requests }, patience, time.Millisecond, "none of them ends, and there are slots for all")
+	for _, s := range streams {
+		s.Cancel()
+		collect(t, s)
+	}
+}
+
 func calls(t *testing.T, path string) []map[string]any {
 	t.Helper()
 	b, err := os.ReadFile(path)
