@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // engineVariables are those in manifests that the worker has no part in: it hands them to the engine, or the manifest's own arguments refer to them.
@@ -77,9 +78,21 @@ func inspect(text string, images map[string]*image) []string {
 	return i.problems
 }
 
-// names checks what refers to something else by its name or labels.
+// names checks names, and what refers to something else by its name or labels.
 func (i *inspection) names() {
 	d := i.m.deployment
+	names := []string{d.Name, i.c.Name}
+	for _, c := range i.m.configs {
+		names = append(names, c.Name)
+	}
+	for _, v := range i.spec.Volumes {
+		names = append(names, v.Name)
+	}
+	for _, name := range names {
+		for _, problem := range validation.IsDNS1123Label(name) {
+			i.complain("name %q: %s", name, problem)
+		}
+	}
 	pod := labels.Set(d.Spec.Template.Labels)
 	if s := d.Spec.Selector; s == nil || len(s.MatchLabels) == 0 || !labels.SelectorFromSet(s.MatchLabels).Matches(pod) {
 		i.complain("the deployment does not select its own pods")
@@ -207,6 +220,9 @@ func (i *inspection) ports() {
 	}
 	want(i, "number of ports", len(i.c.Ports), len(open))
 	for _, p := range i.c.Ports {
+		for _, problem := range validation.IsValidPortName(p.Name) {
+			i.complain("port %q: %s", p.Name, problem)
+		}
 		want(i, "port "+p.Name, int(p.ContainerPort), open[p.Name])
 		if !slices.Contains(i.image.exposed, strconv.Itoa(int(p.ContainerPort))) {
 			i.complain("port %s is not exposed by the image", p.Name)

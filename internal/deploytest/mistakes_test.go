@@ -18,6 +18,8 @@ var mistakes = []struct{ file, from, to, complaint string }{
 	{"trtllm.yaml", `value: "9090"`, `value: "9095"`, "port system"},
 	{"trtllm.yaml", `value: "9090"`, `value: "9091"`, "is also system.port"},
 	{"trtllm.yaml", `value: "9091"`, `value: "9092"`, "port requests"},
+	{"trtllm.yaml", "      - name: worker\n", "      - name: Worker\n", "lower case"},
+	{"trtllm.yaml", "- name: requests", "- name: tcp-request-plane", "must be no more than"},
 	{"trtllm.yaml", "path: /health", "path: /live", "readiness probe's path"},
 	{"trtllm.yaml", "port: system", "port: requests", "startup probe's port"},
 	{"trtllm.yaml", "failureThreshold: 3\n", "failureThreshold: 1\n", "liveness probe gives up"},

@@ -26,20 +26,22 @@ class Image:
         run("mount", "-t", "proc", "proc", self.view / "proc")
         self.env = {"PATH": PATH, **dict(kv.split("=", 1) for kv in image["env"])}
 
-    def _enter(self, argv, env):
+    def enter(self, argv, env):
+        """The command line that runs argv in the image."""
         settings = [f"{k}={v}" for k, v in {**self.env, **env}.items()]
         return ["setpriv", "--no-new-privs", "chroot", f"--userspec={self.image['user']}", "--groups=", self.view,
                 "/usr/bin/env", "-i", f"--chdir={self.image['workdir']}", *settings, *argv]
 
-    def command(self, argv, env, timeout=60):
-        """Runs another command in the image, as kubectl exec does. Returns exit code and output."""
-        done = subprocess.run(self._enter(argv, env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    def command(self, argv, env, timeout=60, beside=None):
+        """Runs another command in the image and returns exit code and output; beside a process it shares its namespaces, as with kubectl exec."""
+        enter = ["nsenter", "--pid", "--mount", "--target", beside] if beside else []
+        done = subprocess.run([str(a) for a in [*enter, *self.enter(argv, env)]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=timeout)
         return done.returncode, done.stdout
 
     def start(self, processes, log, env, own_pids):
         """Starts entry point and command. With own_pids the entry point is PID 1 of a namespace, which the kernel clears when it ends."""
-        argv = self._enter([*self.image["entrypoint"], *self.image["cmd"]], env)
+        argv = self.enter([*self.image["entrypoint"], *self.image["cmd"]], env)
         if own_pids:
             argv = ["unshare", "--pid", "--fork", "--kill-child", f"--mount-proc={self.view / 'proc'}", *argv]
         return Container(self, processes.start(argv, log), own_pids)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"dynworker/tools/dockerlint"
+
 	"github.com/stretchr/testify/require"
 )
 
@@ -29,7 +31,7 @@ func TestDockerfileKeepsTheRules(t *testing.T) {
 
 func TestBuildKitHasNothingToSay(t *testing.T) {
 	text, _ := ours(t)
-	warnings, err := Lint(t.Context(), []byte(text))
+	warnings, err := dockerlint.Lint(t.Context(), []byte(text))
 	require.NoError(t, err)
 	require.Empty(t, warnings)
 }
@@ -90,7 +92,7 @@ func TestRulesSeeMistakes(t *testing.T) {
 			if err != nil {
 				broken = append(broken, err.Error())
 			}
-			warnings, err := Lint(t.Context(), changed)
+			warnings, err := dockerlint.Lint(t.Context(), changed)
 			require.NoError(t, err)
 			require.Contains(t, strings.Join(append(broken, warnings...), "\n"), m.complaint)
 		})

@@ -1,4 +1,5 @@
-package dockerfile
+// Package dockerlint is BuildKit's linter for Dockerfiles. It is apart from package dockerfile, since it needs most of BuildKit, and dockersteps does not.
+package dockerlint
 
 import (
 	"context"
