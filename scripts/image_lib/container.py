@@ -16,12 +16,15 @@ WRITABLE = ("tmp", "home/worker", "dev/shm")
 class Image:
     """A built root file system and how it is started."""
 
-    def __init__(self, root, image, folder):
+    def __init__(self, root, image, folder, mount_points=()):
         self.image = image
         self.view = folder / "view"
+        # A runtime makes what it mounts something on.
+        for name in (*WRITABLE, *(p.lstrip("/") for p in mount_points)):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        (root / "etc/hosts").touch()
         bind(root, self.view, readonly=True)
         for name in WRITABLE:
-            (root / name).mkdir(parents=True, exist_ok=True)
             run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", self.view / name)
         run("mount", "-t", "proc", "proc", self.view / "proc")
         self.env = {"PATH": PATH, **dict(kv.split("=", 1) for kv in image["env"])}
@@ -39,9 +42,15 @@ class Image:
                               stderr=subprocess.STDOUT, text=True, timeout=timeout)
         return done.returncode, done.stdout
 
-    def start(self, processes, log, env, own_pids):
-        """Starts entry point and command. With own_pids the entry point is PID 1 of a namespace, which the kernel clears when it ends."""
-        argv = self.enter([*self.image["entrypoint"], *self.image["cmd"]], env)
+    def resolve(self, names, folder):
+        """Makes names known that mean this machine."""
+        hosts = folder / "hosts"
+        hosts.write_text("".join(f"127.0.0.1 {name}\n" for name in ("localhost", *names)))
+        run("mount", "--bind", hosts, self.view / "etc/hosts")
+
+    def start(self, processes, log, env, own_pids, args=None):
+        """Starts the entry point with args, or else with the image's own. With own_pids it is PID 1 of a namespace, which the kernel clears when it ends."""
+        argv = self.enter([*self.image["entrypoint"], *(args or self.image["cmd"])], env)
         if own_pids:
             argv = ["unshare", "--pid", "--fork", "--kill-child", f"--mount-proc={self.view / 'proc'}", *argv]
         return Container(self, processes.start(argv, log), own_pids)

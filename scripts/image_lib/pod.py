@@ -1,0 +1,51 @@
+"""A manifest's pod, as far as a kubelet has a part in it."""
+
+import json
+import re
+
+from .kernel import bind, run
+
+# What the downward API fills in.
+FIELDS = {"status.podIP": "127.0.0.1", "metadata.uid": "0b6f8f0e-7a55-4a4e-9a0c-2f1d5a4f5f11"}
+
+
+class Pod:
+    """The only container of a manifest's deployment, with its config maps."""
+
+    def __init__(self, repo, path):
+        text = run("go", "-C", repo / "tools", "run", "./manifestjson", repo / path)
+        docs = json.loads(text[text.index("["):])
+        self._configs = {d["metadata"]["name"]: d["data"] for d in docs if d["kind"] == "ConfigMap"}
+        [deployment] = [d for d in docs if d["kind"] == "Deployment"]
+        self._spec = deployment["spec"]["template"]["spec"]
+        [self._container] = self._spec["containers"]
+        self.grace = self._spec["terminationGracePeriodSeconds"]
+        self.env = {e["name"]: e["value"] if "value" in e else FIELDS[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in self._container["env"]}
+        self.args = [re.sub(r"\$\((\w+)\)", lambda m: self.env[m[1]], a) for a in self._container["args"]]
+
+    def mount(self, view, folder):
+        """Puts the config maps where the container mounts them. The view's folders have to exist below it."""
+        for path, name in self._config_mounts():
+            source = folder / f"config-{name}"
+            source.mkdir()
+            for file, text in self._configs[name].items():
+                (source / file).write_text(text)
+            bind(source, view / path.lstrip("/"), readonly=True)
+
+    def mount_points(self):
+        return [path for path, _ in self._config_mounts()]
+
+    def _config_mounts(self):
+        volumes = {v["name"]: v["configMap"]["name"] for v in self._spec["volumes"] if "configMap" in v}
+        return [(m["mountPath"], volumes[m["name"]]) for m in self._container["volumeMounts"] if m["name"] in volumes]
+
+    def probe(self, kind):
+        """URL of a probe, and the seconds after which its failure counts."""
+        probe = self._container[f"{kind}Probe"]
+        ports = {p["name"]: p["containerPort"] for p in self._container["ports"]}
+        get = probe["httpGet"]
+        return f"http://127.0.0.1:{ports[get['port']]}{get['path']}", probe["periodSeconds"] * probe["failureThreshold"]
+
+    def hosts(self):
+        """Names that the pod's addresses need, all of them on this machine."""
+        return sorted(set(re.findall(r"//([a-z][a-z0-9-]*):", " ".join(self.env.values()))))
