@@ -79,7 +79,8 @@ func ParseRequestControl(b []byte) (RequestControl, error) {
 	if len(b) > MaxControl {
 		return RequestControl{}, &SizeError{Part: PartHeader, Size: uint64(len(b)), Limit: MaxControl}
 	}
-	obj, err := parseObject("", b)
+	var obj object
+	err := obj.read("", b)
 	if err != nil {
 		return RequestControl{}, err
 	}
@@ -101,17 +102,17 @@ func ParseRequestControl(b []byte) (RequestControl, error) {
 	}
 	c.HasRequestStream = obj.has("request_stream_connection_info")
 	if obj.has("metadata") {
-		if err := json.Unmarshal(obj.fields["metadata"], &c.Metadata); err != nil {
+		if err := json.Unmarshal(obj.value("metadata"), &c.Metadata); err != nil {
 			return c, &ControlError{"metadata", "not an object of strings"}
 		}
 	}
 	if obj.has("frontend_send_ts_ns") {
-		c.FrontendSendNanos, err = strconv.ParseUint(string(obj.fields["frontend_send_ts_ns"]), 10, 64)
+		c.FrontendSendNanos, err = strconv.ParseUint(string(obj.value("frontend_send_ts_ns")), 10, 64)
 		if err != nil {
 			return c, &ControlError{"frontend_send_ts_ns", "not an unsigned integer"}
 		}
 	}
-	if c.Connection, err = parseConnection(obj); err != nil {
+	if c.Connection, err = parseConnection(&obj); err != nil {
 		return c, err
 	}
 	if c.Connection.Context != c.ID {
@@ -122,12 +123,13 @@ func ParseRequestControl(b []byte) (RequestControl, error) {
 
 // parseConnection reads connection_info, whose member info is JSON once more,
 // inside a string.
-func parseConnection(parent object) (ConnectionInfo, error) {
+func parseConnection(parent *object) (ConnectionInfo, error) {
 	const field, inner = "connection_info", "connection_info.info"
 	if !parent.has(field) {
 		return ConnectionInfo{}, &ControlError{field, "missing"}
 	}
-	outer, err := parseObject(field, parent.fields[field])
+	var outer, obj object
+	err := outer.read(field, parent.value(field))
 	if err != nil {
 		return ConnectionInfo{}, err
 	}
@@ -142,8 +144,7 @@ func parseConnection(parent object) (ConnectionInfo, error) {
 	if err != nil {
 		return info, err
 	}
-	obj, err := parseObject(inner, []byte(text))
-	if err != nil {
+	if err := obj.read(inner, []byte(text)); err != nil {
 		return info, err
 	}
 	for _, f := range []struct {

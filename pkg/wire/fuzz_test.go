@@ -8,6 +8,7 @@ import (
 	"io"
 	"reflect"
 	"testing"
+	"unicode/utf8"
 )
 
 // fuzzLimits are small, so that the fuzzer reaches them.
@@ -272,6 +273,38 @@ func FuzzSplitPlaneAddress(f *testing.F) {
 		again, samePath, err := SplitPlaneAddress(PlaneAddress(addr, path))
 		if err != nil || again != addr || samePath != path {
 			t.Fatalf("%q: %v %q %v", s, again, samePath, err)
+		}
+	})
+}
+
+// FuzzObject compares the members of an object with what the library finds.
+func FuzzObject(f *testing.F) {
+	for _, s := range []string{`{}`, ` { "a" : 1 , "b":[{"c":"}"}],"a":null}`, `{"A":"\"\\\/é\ud800","":{}}`, `{"a":tru}`, `[]`, ``, `{"a":1}x`, `{"a":-1.5e3,"\n":"\n"}`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var o object
+		err := o.read("", b)
+		var want map[string]json.RawMessage
+		if wrong := json.Unmarshal(b, &want); wrong != nil || want == nil || !utf8.Valid(b) {
+			if err == nil {
+				t.Fatalf("took %q", b)
+			}
+			requireTyped(t, err)
+			return
+		}
+		if err != nil {
+			t.Fatalf("refused %q: %v", b, err)
+		}
+		for k, v := range want {
+			if got := o.value(k); !bytes.Equal(got, v) {
+				t.Fatalf("%q: %q, want %q", k, got, v)
+			}
+			var text string
+			isText := json.Unmarshal(v, &text) == nil && len(v) > 0 && v[0] == '"'
+			if got, err := o.text(k); (err == nil) != isText || got != text {
+				t.Fatalf("%q: text %q, %v, want %q", k, got, err, text)
+			}
 		}
 	})
 }

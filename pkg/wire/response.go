@@ -22,7 +22,8 @@ func AppendHandshake(dst []byte, subject string) []byte {
 
 // ParseHandshake reads the header of a handshake frame. Errors are *ControlError.
 func ParseHandshake(header []byte) (Handshake, error) {
-	obj, err := parseObject("", header)
+	var obj object
+	err := obj.read("", header)
 	if err != nil {
 		return Handshake{}, err
 	}
@@ -70,8 +71,8 @@ func AppendPrologueError(dst []byte, text string, typed []byte) []byte {
 
 // ParsePrologue reads the header of a prologue frame. Errors are *ControlError.
 func ParsePrologue(header []byte) (Prologue, error) {
-	obj, err := parseObject("", header)
-	if err != nil {
+	var obj object
+	if err := obj.read("", header); err != nil {
 		return Prologue{}, err
 	}
 	if !obj.has("error") {
@@ -83,7 +84,7 @@ func ParsePrologue(header []byte) (Prologue, error) {
 	}
 	p := Prologue{Error: &text}
 	if obj.has("typed_error") {
-		p.TypedError = obj.fields["typed_error"]
+		p.TypedError = obj.value("typed_error")
 	}
 	return p, nil
 }
