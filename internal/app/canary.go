@@ -6,11 +6,15 @@ import (
 	"fmt"
 	"time"
 
+	"dynworker/pkg/config"
+	"dynworker/pkg/engine/vitals"
 	"dynworker/pkg/handlers"
-	"dynworker/pkg/modelcard"
 	"dynworker/pkg/protocol"
 	"dynworker/pkg/status"
 )
+
+// canaryID is the request id of the worker's own requests.
+const canaryID = "health-check"
 
 // canary sends a request of its own to the handler whenever no answer has gone out for a while, and turns the endpoint's health by the outcome. It never leaves the process and counts as no business.
 type canary struct {
@@ -21,28 +25,40 @@ type canary struct {
 	timeout  time.Duration
 	endpoint *status.Endpoint
 	lastGood func() time.Time
+	// present is the life of the engine that a request would go to, nil while there is none.
+	present func() *life
+	// failures in a row after which the engine counts as failed, 0 for never.
+	failures int
 }
 
-// startCanary makes the endpoint ready, at once or, with health checks, after the first good answer.
-func (w *worker) startCanary(model *modelcard.Model) error {
-	endpoint := w.health.Endpoint(w.cfg.Endpoint)
+// newCanary makes a canary that asks handler.
+func (w *worker) newCanary(handler generator) (*canary, error) {
 	c := &w.cfg.HealthCheck
-	if !c.Enabled {
-		endpoint.Ready()
-		return nil
-	}
-	body, err := canaryBody(c.Payload, model.Facts().BOSTokenID)
+	body, err := canaryBody(c.Payload, w.cfg.Role, w.model.Facts().BOSTokenID)
 	if err != nil {
-		return fmt.Errorf("health_check.payload: %w", err)
+		return nil, fmt.Errorf("health_check.payload: %w", err)
 	}
 	request, err := protocol.ParseRequest(protocol.CodecJSON, body)
 	if err != nil {
-		return fmt.Errorf("health_check.payload: %w", err)
+		return nil, fmt.Errorf("health_check.payload: %w", err)
 	}
-	k := canary{
-		handler: w.dispatcher.handler, body: body, request: request, wait: c.Wait, timeout: c.Timeout, endpoint: endpoint,
-		lastGood: func() time.Time { return time.Unix(0, w.dispatcher.lastGood.Load()) },
+	return &canary{handler: handler, body: body, request: request, wait: c.Wait, timeout: c.Timeout}, nil
+}
+
+// startCanary makes the endpoint ready, at once or, with health checks, after the first good answer.
+func (w *worker) startCanary() error {
+	endpoint := w.health.Endpoint(w.cfg.Endpoint)
+	// Made also when it is not to run, since an engine that is started again has to answer it.
+	k, err := w.newCanary(w.dispatcher.handler)
+	if err != nil {
+		return err
 	}
+	if !w.cfg.HealthCheck.Enabled {
+		endpoint.Ready()
+		return nil
+	}
+	k.endpoint, k.present, k.failures = endpoint, w.lives.current.Load, w.cfg.Engine.Watch.CanaryFailures
+	k.lastGood = func() time.Time { return time.Unix(0, w.dispatcher.lastGood.Load()) }
 	endpoint.NotReady("no health check has been answered yet")
 	ctx, cancel := context.WithCancel(w.work)
 	done := make(chan struct{})
@@ -62,8 +78,9 @@ func (w *worker) startCanary(model *modelcard.Model) error {
 	return nil
 }
 
-// canaryBody is the request that a TensorRT-LLM worker of Dynamo 1.6.1 was recorded to send to itself: one token, greedily, for the beginning-of-sequence token. A payload of the operator's replaces it, but the mark stays.
-func canaryBody(payload string, bos *uint32) ([]byte, error) {
+// canaryBody is the request that a TensorRT-LLM worker of Dynamo 1.6.1 was recorded to send to itself: one token, greedily, for the beginning-of-sequence token. A payload of the operator's replaces it, but the mark stays, and so does
+// what makes a worker of a disaggregated model do both of its halves, so that it needs no peer to answer.
+func canaryBody(payload, role string, bos *uint32) ([]byte, error) {
 	token := int64(1)
 	if bos != nil {
 		token = int64(*bos)
@@ -87,38 +104,59 @@ func canaryBody(payload string, bos *uint32) ([]byte, error) {
 		}
 	}
 	body["_HEALTH_CHECK"] = true
+	if role != config.RoleAggregated {
+		body["disaggregated_params"] = protocol.Map{"request_type": "context_and_generation"}
+	}
 	return protocol.AppendValue(nil, protocol.CodecJSON, body), nil
 }
 
 func (k *canary) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	var asked *life // the life that failed to answer, and how often in a row
+	failed := 0
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 		}
-		if idle := time.Since(k.lastGood()); idle < k.wait {
+		if idle := time.Since(k.lastGood()); idle >= 0 && idle < k.wait {
+			failed = 0
 			k.endpoint.Ready()
 			timer.Reset(k.wait - idle)
 			continue
 		}
-		if err := k.probe(ctx); err == nil {
-			k.endpoint.Ready()
-		} else if ctx.Err() == nil {
-			k.endpoint.NotReady("health check: " + err.Error())
-		}
 		timer.Reset(k.wait)
+		now := k.present()
+		if now == nil {
+			continue // health says already that there is no engine
+		}
+		if now != asked {
+			asked, failed = now, 0
+		}
+		err := k.probe(ctx)
+		switch {
+		case err == nil:
+			failed = 0
+			k.endpoint.Ready()
+		case ctx.Err() != nil, k.present() != now: // it says nothing about the engine that is there
+		default:
+			failed++
+			k.endpoint.NotReady("health check: " + err.Error())
+			if failed == k.failures {
+				now.report(vitals.Failed(vitals.Canary, fmt.Errorf("%d health checks in a row got no good answer, the last: %w", failed, err)))
+			}
+		}
 	}
 }
 
 // probe sends one request and reads its answer to the end. A good answer is one that ends in time and says no error.
 func (k *canary) probe(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, k.timeout, fmt.Errorf("no answer within %v", k.timeout))
+	ctx, cancel := vitals.WithTimeout(ctx, k.timeout, fmt.Errorf("no answer within %v", k.timeout))
 	defer cancel()
 	out := &verdictSink{}
-	err := k.handler.Generate(ctx, &handlers.Call{ID: "health-check", Request: k.request, Body: k.body, Codec: protocol.CodecJSON, Canary: true}, out)
+	err := k.handler.Generate(ctx, &handlers.Call{ID: canaryID, Request: k.request, Body: k.body, Codec: protocol.CodecJSON, Canary: true}, out)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)

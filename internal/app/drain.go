@@ -30,8 +30,12 @@ func (w *worker) drain() error {
 	w.log.Info().Dur("budget", w.cfg.Drain.Budget).Msg("draining")
 	w.settled.Store(false)
 	w.health.Hold("draining", "the worker is draining")
+	// An engine that is being started would keep requests waiting that another worker can serve now.
+	alive := w.lives.settle()
 	problems := []error{w.withdraw()}
-	w.awaitQuiet(budget)
+	if alive {
+		w.awaitQuiet(budget)
+	}
 	w.dispatcher.admission.stop()
 	problems = append(problems, bounded(intakeTimeout, w.plane.drain))
 	if err := w.dispatcher.admission.wait(budget); err != nil {

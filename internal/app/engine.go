@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"dynworker/pkg/engine"
 	"dynworker/pkg/engine/bridge"
 	"dynworker/pkg/engine/ipc"
+	"dynworker/pkg/engine/vitals"
 	"dynworker/pkg/handlers"
 )
 
@@ -28,7 +28,6 @@ func Resolve(cfg *config.Config, environ []string) (*config.Resolved, error) {
 // engineConfig says how the configured engine is started.
 func (w *worker) engineConfig() (engine.Config, error) {
 	c := &w.cfg.Engine
-	condition := w.health.Condition("engine")
 	conf := engine.Config{
 		Command: c.Command, Env: append(append([]string{}, w.opts.Environ...), c.Env...),
 		StartTimeout: c.StartTimeout, StartInactivity: c.StartInactivity, StopTimeout: c.StopTimeout,
@@ -36,7 +35,7 @@ func (w *worker) engineConfig() (engine.Config, error) {
 		Logger:    w.component("engine"),
 		OnProgress: func(p ipc.Progress) {
 			w.health.SetProgress(p.Phase, p.Detail, p.Fraction)
-			condition.Fail("loading: " + p.Phase)
+			w.engineDown("loading: " + p.Phase)
 		},
 	}
 	switch c.Kind {
@@ -100,39 +99,64 @@ func adapters(list []config.Adapter) []handlers.Adapter {
 	return out
 }
 
-// startEngine starts the engine and returns when it can take requests.
+// startEngine starts the engine's first life and returns when it can take requests.
 func (w *worker) startEngine(ctx context.Context) error {
 	conf, err := w.engineConfig()
 	if err != nil {
 		return err
 	}
-	w.health.Condition("engine").Fail("starting")
-	process, err := engine.Start(ctx, conf)
+	c := &w.cfg.Engine
+	w.lives = &lives{
+		start: func(ctx context.Context) (engineProcess, error) {
+			w.engineDown("starting")
+			p, err := engine.Start(ctx, conf)
+			if err != nil {
+				return nil, err
+			}
+			w.metrics.EngineStarted()
+			return engineAdapter{p}, nil
+		},
+		service: w, counter: w.metrics, log: w.component("engine"), restart: c.Restart.Policy == config.RestartInPlace,
+		budget:    restartBudget{max: c.Restart.Max, window: c.Restart.Window, backoff: c.Restart.Backoff, cap: c.Restart.BackoffMax, jitter: randomJitter},
+		suspects:  newSuspects(c.Restart.SuspectAfter),
+		limits:    vitals.Limits{NoProgress: c.Watch.NoProgress, Inactivity: c.Watch.StreamInactivity, PerPromptToken: c.Watch.PromptAllowance},
+		tolerance: vitals.Tolerance{Window: c.Watch.FailureWindow, Share: c.Watch.FailureShare, Count: c.Watch.FailureCount},
+		questions: vitals.Questions{Interval: c.Watch.HealthInterval, Timeout: c.Watch.HealthTimeout},
+	}
+	p, err := w.lives.begin(ctx)
 	if err != nil {
-		w.metrics.EngineExited("start")
 		return err
 	}
-	w.engine = process
-	w.onStop("engine", w.cfg.Engine.StopTimeout+stopSlack, process.Stop)
-	w.health.ClearProgress()
-	w.health.Condition("engine").OK()
-	r := process.Ready()
-	w.metrics.EngineStarted()
-	w.log.Info().Str("engine", r.Engine).Str("version", r.Version).Int("attention_dp_ranks", r.AttentionDPSize).Int("vocabulary", r.Bounds.VocabSize).Int("max_seq_len", r.Bounds.MaxSeqLen).
-		Int("kv_blocks", r.KV.TotalBlocks).Int("kv_block_size", r.KV.BlockSize).Msg("engine ready")
+	w.onStop("engine", c.StopTimeout+stopSlack, w.lives.stop)
+	w.ready = p.Ready()
+	w.engineUp(w.ready)
 	return nil
 }
 
-// engineAdapter gives handlers the engine process in the shape that they ask for.
-type engineAdapter struct{ process *engine.Process }
+// engineUp notes that an engine serves.
+func (w *worker) engineUp(r *ipc.Ready) {
+	w.health.ClearProgress()
+	w.health.Condition("engine").OK()
+	w.log.Info().Str("engine", r.Engine).Str("version", r.Version).Int("attention_dp_ranks", r.AttentionDPSize).Int("vocabulary", r.Bounds.VocabSize).Int("max_seq_len", r.Bounds.MaxSeqLen).
+		Int("kv_blocks", r.KV.TotalBlocks).Int("kv_block_size", r.KV.BlockSize).Msg("engine ready")
+}
 
+// engineDown says in health why there is no engine, and after a failure also which.
+func (w *worker) engineDown(state string) {
+	if after := w.engineFailure.Load(); after != nil {
+		state += ", after " + after.Error()
+	}
+	w.health.Condition("engine").Fail(state)
+}
+
+// engineAdapter gives handlers the engine process in the shape that they ask for.
+type engineAdapter struct{ *engine.Process }
+
+// Generate implements handlers.Engine.
 func (a engineAdapter) Generate(ctx context.Context, g *ipc.Generate, tokens []int32) (handlers.Stream, error) {
-	s, err := a.process.Generate(ctx, g, tokens)
+	s, err := a.Process.Generate(ctx, g, tokens)
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
 }
-
-// ErrEngineDied ends a worker whose engine ended without being asked to.
-var ErrEngineDied = errors.New("the engine died")

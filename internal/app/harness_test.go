@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -253,4 +254,20 @@ var nopLogger = zerolog.Nop()
 func load(args []string) (*config.Config, error) {
 	cfg, _, err := config.Load(args, nil, nil)
 	return cfg, err
+}
+
+// enginePID is the process of the engine that was started last.
+func (r *running) enginePID() int {
+	pid := 0
+	for line := range strings.SplitSeq(r.log.String(), "\n") {
+		var l struct {
+			Message string `json:"message"`
+			PID     int    `json:"pid"`
+		}
+		if json.Unmarshal([]byte(line), &l) == nil && l.Message == "engine spawned" {
+			pid = l.PID
+		}
+	}
+	require.NotZero(r.t, pid)
+	return pid
 }

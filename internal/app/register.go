@@ -122,7 +122,8 @@ func (w *worker) register(ctx context.Context, id identity, transport protocol.T
 	model := protocol.ModelRecord{Namespace: id.namespace, Component: id.component, Endpoint: id.endpoint, InstanceID: id.instance, Card: card}
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
-	if err := w.session.Register(ctx, discovery.Record{Key: model.Key(), Value: model.Value()}, discovery.Record{Key: instance.Key(), Value: instance.Value()}); err != nil {
+	w.records = []discovery.Record{{Key: model.Key(), Value: model.Value()}, {Key: instance.Key(), Value: instance.Value()}}
+	if err := w.session.Register(ctx, w.records...); err != nil {
 		return fmt.Errorf("register in etcd: %w", err)
 	}
 	w.instanceKey = instance.Key()

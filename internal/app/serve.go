@@ -12,22 +12,24 @@ import (
 
 // serve waits for the end and brings it about.
 func (w *worker) serve(ctx context.Context) error {
-	watching, stopWatching := context.WithCancel(w.work)
-	defer stopWatching()
-	ill := make(chan error, 1)
-	go func() { ill <- watchEngine(watching, w.engine, engineCheckInterval, engineCheckTimeout) }()
+	watching, stopWatching := context.WithCancel(context.Background())
+	lost := make(chan error, 1)
+	go func() { lost <- w.lives.supervise(watching) }()
+	supervised := true
 	defer func() {
+		// The engine is looked after through the whole drain, so that one that fails then does not hold it up.
+		w.lives.settle()
 		stopWatching()
-		<-ill
+		if supervised {
+			<-lost
+		}
 	}()
 	select {
 	case <-ctx.Done():
 		return w.drain()
-	case <-w.engine.Done():
-		return w.engineDied()
-	case why := <-ill:
-		ill <- nil
-		return w.engineIll(ctx, why)
+	case err := <-lost:
+		supervised = false
+		return w.engineLost(err)
 	case <-w.systemDone():
 		return errors.Join(fmt.Errorf("system server: %w", w.system.Err()), w.drain())
 	}
@@ -40,31 +42,11 @@ func (w *worker) systemDone() <-chan struct{} {
 	return w.system.Done()
 }
 
-// engineIll ends an engine that is alive but not well, and the worker with it. Without a reason the watch ended because something else did.
-func (w *worker) engineIll(ctx context.Context, why error) error {
-	if why == nil {
-		select {
-		case <-w.engine.Done():
-			return w.engineDied()
-		case <-ctx.Done():
-			return w.drain()
-		}
-	}
-	w.log.Error().Err(why).Msg("the engine is not well and is ended")
+// engineLost ends a worker that has no engine and gets none, or cannot go back into service with the one it has. What was in flight has got its migratable end from the handlers, which see the engine's death in their streams.
+func (w *worker) engineLost(why error) error {
 	w.health.Condition("engine").Fail(why.Error())
-	w.dispatcher.refuse("the engine is not well")
-	err := bounded(w.cfg.Engine.StopTimeout+stopSlack, w.engine.Stop)
-	return errors.Join(fmt.Errorf("%w: %w", ErrEngineDied, why), err, w.engineDied())
-}
-
-// engineDied ends a worker without an engine. What was in flight has got its migratable end from the handlers, which see the engine's death in their streams.
-func (w *worker) engineDied() error {
-	exit := w.engine.Exit()
-	w.health.Condition("engine").Fail("died: " + exit.Error())
-	w.dispatcher.refuse("the engine died")
-	w.metrics.EngineExited("died")
-	w.log.Error().EmbedObject(exit).Msg("engine died")
-	problems := []error{fmt.Errorf("%w: %w", ErrEngineDied, exit), w.withdraw()}
+	w.dispatcher.refuse("the worker has lost its engine")
+	problems := []error{why, w.withdraw()}
 	w.dispatcher.admission.stop()
 	problems = append(problems, bounded(intakeTimeout, w.plane.drain), w.cut())
 	return errors.Join(problems...)

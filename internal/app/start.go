@@ -7,6 +7,8 @@ import (
 
 	"dynworker/pkg/affinity"
 	"dynworker/pkg/config"
+	"dynworker/pkg/engine/ipc"
+	"dynworker/pkg/engine/vitals"
 	"dynworker/pkg/handlers"
 	"dynworker/pkg/ingress/tcpplane"
 	"dynworker/pkg/metrics"
@@ -18,7 +20,7 @@ import (
 
 // start brings the worker up to the point where frontends send requests.
 func (w *worker) start(ctx context.Context) error {
-	w.metrics = metrics.New(metrics.Options{Version: w.opts.Version, Namespace: w.cfg.ServingNamespace(), Component: w.cfg.Component, Endpoint: w.cfg.Endpoint, Model: w.cfg.Model.ServedName(), AffinityReasons: affinityReasons(), LostLogLines: w.opts.LostLogLines})
+	w.metrics = metrics.New(metrics.Options{Version: w.opts.Version, Namespace: w.cfg.ServingNamespace(), Component: w.cfg.Component, Endpoint: w.cfg.Endpoint, Model: w.cfg.Model.ServedName(), AffinityReasons: affinityReasons(), Detectors: detectors(), LostLogLines: w.opts.LostLogLines})
 	w.health = status.NewHealth(status.Options{StartReady: w.cfg.System.StartingHealthStatus == config.StatusReady, OnTransition: w.logTransition})
 	// Declared before anything can be well, so that readiness cannot flicker.
 	w.health.Condition("engine")
@@ -34,6 +36,7 @@ func (w *worker) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.model = model
 	if w.dialer, err = w.newDialer(); err != nil {
 		return err
 	}
@@ -41,10 +44,10 @@ func (w *worker) start(ctx context.Context) error {
 	if err := w.connectAll(ctx); err != nil {
 		return err
 	}
-	if err := w.makeDispatcher(model); err != nil {
+	if err := w.makeDispatcher(); err != nil {
 		return err
 	}
-	return w.goPublic(ctx, model)
+	return w.goPublic(ctx)
 }
 
 func (w *worker) openSystem(ctx context.Context) error {
@@ -110,15 +113,9 @@ func (w *worker) connectPlane(ctx context.Context) (requestPlane, error) {
 }
 
 // makeDispatcher settles everything that a wrong setting could still spoil, so that such a worker never registers.
-func (w *worker) makeDispatcher(model *modelcard.Model) error {
-	ready := w.engine.Ready()
-	facts, err := affinityFacts(ready)
-	if err != nil {
-		return err
-	}
-	settings := affinitySettings(&w.cfg.Affinity)
+func (w *worker) makeDispatcher() error {
 	// The check at start is the same for both handlers. It does not stand in for the handlers' own resolution, which legacy makes at its first request.
-	gate, err := affinity.Resolve(facts, settings)
+	gate, err := w.affinityGate(w.ready)
 	if err != nil {
 		return err
 	}
@@ -129,24 +126,38 @@ func (w *worker) makeDispatcher(model *modelcard.Model) error {
 		w.metrics.AffinityDisagreement()
 	}
 	w.log.Info().Bool("policy", gate.On()).Str("origin", string(gate.Origin())).Str("rank_source", string(gate.Source())).Int("ranks", gate.Ranks()).Msg("conversation affinity")
-	guided := ready.Capabilities.GuidedDecoding
-	handler, err := handlers.New(handlers.Config{
-		Kind: handlers.Kind(w.cfg.Handler), Engine: engineAdapter{w.engine}, Bounds: ready.Bounds, GuidedDecoding: &guided, ChunkedPrefill: resolvedBool(ready, "enable_chunked_prefill"),
-		ResolveGate: func() (*affinity.Gate, error) { return affinity.Resolve(facts, settings) },
-		Adapters:    adapters(w.cfg.LoRA), MergeTokens: w.cfg.ResponsePlane.MergeTokens, LogConversationIDs: w.cfg.Affinity.LogConversationIDs, Observer: observer{w.metrics},
-		Logger: w.component("handler"), Random: w.opts.Random, CancelGrace: cutTimeout / 2,
-	})
+	handler, err := w.newHandler(w.lives, w.ready)
 	if err != nil {
 		return err
 	}
 	endpoint := w.metrics.Endpoint()
 	endpoint.SetLimits(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue)
-	w.metrics.SetKVCapacity(gate.Ranks(), uint64(ready.KV.TotalBlocks))
+	w.metrics.SetKVCapacity(gate.Ranks(), uint64(w.ready.KV.TotalBlocks))
 	w.dispatcher = &dispatcher{
 		work: w.work, admission: newAdmission(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue, w.cfg.Admission.MaxPromptTokens), dialer: w.dialer, handler: handler,
 		metrics: endpoint, log: w.component("dispatch"), now: time.Now,
 	}
 	return nil
+}
+
+// affinityGate resolves the affinity policy against what an engine said of itself.
+func (w *worker) affinityGate(ready *ipc.Ready) (*affinity.Gate, error) {
+	facts, err := affinityFacts(ready)
+	if err != nil {
+		return nil, err
+	}
+	return affinity.Resolve(facts, affinitySettings(&w.cfg.Affinity))
+}
+
+// newHandler makes the configured handler for an engine that said ready of itself.
+func (w *worker) newHandler(e handlers.Engine, ready *ipc.Ready) (*handlers.Handler, error) {
+	guided := ready.Capabilities.GuidedDecoding
+	return handlers.New(handlers.Config{
+		Kind: handlers.Kind(w.cfg.Handler), Engine: e, Bounds: ready.Bounds, GuidedDecoding: &guided, ChunkedPrefill: resolvedBool(ready, "enable_chunked_prefill"),
+		ResolveGate: func() (*affinity.Gate, error) { return w.affinityGate(ready) },
+		Adapters:    adapters(w.cfg.LoRA), MergeTokens: w.cfg.ResponsePlane.MergeTokens, LogConversationIDs: w.cfg.Affinity.LogConversationIDs, Observer: observer{w.metrics},
+		Logger: w.component("handler"), Random: w.opts.Random, CancelGrace: cutTimeout / 2,
+	})
 }
 
 func affinityReasons() []string {
@@ -157,9 +168,18 @@ func affinityReasons() []string {
 	return words
 }
 
+func detectors() []string {
+	var words []string
+	for _, d := range vitals.Detectors() {
+		words = append(words, string(d))
+	}
+	return words
+}
+
 // goPublic takes an identity, serves the files that the card names, subscribes, and registers, in this order.
-func (w *worker) goPublic(ctx context.Context, model *modelcard.Model) error {
+func (w *worker) goPublic(ctx context.Context) error {
 	var err error
+	model := w.model
 	if w.session, err = w.etcd.Session(ctx); err != nil {
 		return err
 	}
@@ -170,7 +190,7 @@ func (w *worker) goPublic(ctx context.Context, model *modelcard.Model) error {
 	if err != nil {
 		return err
 	}
-	spec, err := cardSpec(w.cfg, w.engine.Ready())
+	spec, err := cardSpec(w.cfg, w.ready)
 	if err != nil {
 		return err
 	}
@@ -192,7 +212,7 @@ func (w *worker) goPublic(ctx context.Context, model *modelcard.Model) error {
 	if err := w.register(ctx, id, transport, card); err != nil {
 		return err
 	}
-	if err := w.startCanary(model); err != nil {
+	if err := w.startCanary(); err != nil {
 		return err
 	}
 	w.settled.Store(true)

@@ -14,8 +14,10 @@ import (
 
 	"dynworker/pkg/config"
 	"dynworker/pkg/discovery"
-	"dynworker/pkg/engine"
+	"dynworker/pkg/engine/ipc"
+	"dynworker/pkg/engine/vitals"
 	"dynworker/pkg/metrics"
+	"dynworker/pkg/modelcard"
 	"dynworker/pkg/respstream"
 	"dynworker/pkg/status"
 
@@ -58,7 +60,7 @@ type worker struct {
 	health     *status.Health
 	metrics    *metrics.Worker
 	system     *status.Server
-	engine     *engine.Process
+	lives      *lives
 	etcd       *discovery.Client
 	session    *discovery.Session
 	plane      requestPlane
@@ -67,6 +69,13 @@ type worker struct {
 
 	work       context.Context
 	cancelWork context.CancelCauseFunc
+	// ready is what the first life of the engine said of itself; records and handler hold to it.
+	ready *ipc.Ready
+	// model and records are what the worker goes into service with.
+	model   *modelcard.Model
+	records []discovery.Record
+	// engineFailure is why there is no engine, nil while there is one or none has been yet.
+	engineFailure atomic.Pointer[vitals.Failure]
 	// settled is true between registration and withdrawal.
 	settled atomic.Bool
 	// instanceKey is the record that makes frontends send requests here.

@@ -290,7 +290,7 @@ func TestPromptTokensHaveALimitOfTheirOwn(t *testing.T) {
 func TestADeadEngineEndsTheWorkerAndMovesItsRequests(t *testing.T) {
 	w := newWorld(t)
 	for _, how := range []string{"sim:crash:3", "sim:fatal:3"} {
-		r := w.start("engine.sim.token_delay=5ms")
+		r := w.start("engine.sim.token_delay=5ms", "engine.restart.policy=never")
 		i, c := r.instance(), w.caller()
 		bystander, err := c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: protocol.CodecMsgpack, Request: ask(8000, nil)})
 		require.NoError(t, err)

@@ -92,7 +92,7 @@ func run(t *testing.T, s setup) *worker {
 // arguments is the worker's command line. A case's own settings and flags come last and win.
 func (w *worker) arguments(t *testing.T, s setup) []string {
 	args := []string{"--model-path", world.model, "--served-model-name", "tiny", "--namespace", w.namespace, "--request-plane", "nats", "--log-level", "info"}
-	settings := []string{"etcd.endpoints=" + world.etcd.Endpoint(), "nats.server=" + world.nats.URL(), "system.host=127.0.0.1", "model.files_listen=127.0.0.1:0", "drain.grace=0s"}
+	settings := []string{"etcd.endpoints=" + world.etcd.Endpoint(), "nats.server=" + world.nats.URL(), "system.host=127.0.0.1", "model.files_listen=127.0.0.1:0", "drain.grace=0s", "engine.restart.policy=never"}
 	if s.simulator == nil {
 		settings = append(settings, "engine.kind=trtllm", "engine.command="+world.python)
 	} else {
@@ -225,7 +225,10 @@ type lines struct {
 
 func (l *lines) Write(p []byte) (int, error) {
 	if l.on != nil {
-		l.on(string(p))
+		// The worker's log hands over what has piled up, which may be several lines.
+		for line := range strings.Lines(string(p)) {
+			l.on(line)
+		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -102,6 +102,14 @@ func fraction(v any) error {
 	return nil
 }
 
+// share is a fraction that may be nothing.
+func share(v any) error {
+	if f := v.(float64); f != f || f < 0 || f > 1 {
+		return fmt.Errorf("%s is not between 0 and 1", flow(f))
+	}
+	return nil
+}
+
 // loadFormat refuses the one format that needs a helper in the worker.
 func loadFormat(v any) error {
 	switch v.(string) {

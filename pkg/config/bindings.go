@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // setting is one key with a checked value.
@@ -96,6 +97,9 @@ var bindings = []*binding{
 
 	{env: "DYN_ENGINE_REQUEST_LIMIT", flags: []string{"--engine-request-limit"}, keys: []string{"admission.max_requests"}, to: toRequestLimit, arg: "N", note: "Requests served at once, at least 1; without it there is no limit."},
 	{env: "DYN_DYNAMO_REQUEST_QUEUE_LIMIT", keys: []string{"admission.queue"}},
+
+	{env: "DYN_ENGINE_HEALTH_CHECK_INTERVAL", keys: []string{"engine.watch.health_interval"}, to: toHealthInterval, note: "Seconds; less than 0.05 is taken for that."},
+	{env: "DYN_ENGINE_HEALTH_CHECK_TIMEOUT", keys: []string{"engine.watch.health_timeout"}, to: toHealthTimeout, note: "Seconds, 0 or less for no bound."},
 
 	{env: "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", keys: []string{"drain.grace"}, to: toGrace, note: "Seconds; a negative number is taken for 0."},
 	{env: "DYN_RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS", keys: []string{"drain.budget"}, seconds: true},
@@ -310,6 +314,23 @@ func toGrace(text string) ([]setting, error) {
 		return nil, err
 	}
 	return []setting{{key: "drain.grace", value: max(d, 0)}}, nil
+}
+
+// toHealthInterval knows no way to turn the check off, as Dynamo knows none.
+func toHealthInterval(text string) ([]setting, error) {
+	d, err := parseSeconds(text)
+	if err != nil {
+		return nil, err
+	}
+	return []setting{{key: "engine.watch.health_interval", value: max(d, 50*time.Millisecond)}}, nil
+}
+
+func toHealthTimeout(text string) ([]setting, error) {
+	d, err := parseSeconds(text)
+	if err != nil {
+		return nil, err
+	}
+	return []setting{{key: "engine.watch.health_timeout", value: max(d, 0)}}, nil
 }
 
 // toLogLevel understands the filters of Dynamo's runtime: "info",

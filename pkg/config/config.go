@@ -41,6 +41,12 @@ const (
 	RoleDecode     = "decode"
 )
 
+// Values of Restart.Policy.
+const (
+	RestartInPlace = "in_place"
+	RestartNever   = "never"
+)
+
 // Values of RequestPlane.Kind, EventPlane.Kind and ResponsePlane.Kind.
 const (
 	PlaneNATS = "nats"
@@ -145,11 +151,38 @@ type Engine struct {
 	StartTimeout    time.Duration `mapstructure:"start_timeout"`
 	StartInactivity time.Duration `mapstructure:"start_inactivity"`
 	StopTimeout     time.Duration `mapstructure:"stop_timeout"`
+	Restart         Restart       `mapstructure:"restart"`
+	Watch           Watch         `mapstructure:"watch"`
 	// Args are the engine's own arguments, exactly as written: keys keep their
 	// case, numbers their type (int64, uint64 above its range, or float64).
 	Args   map[string]any `mapstructure:"-" key:"args"`
 	TRTLLM TRTLLM         `mapstructure:"trtllm"`
 	Sim    Sim            `mapstructure:"sim"`
+}
+
+// Restart says what becomes of a worker whose engine failed.
+type Restart struct {
+	Policy       string        `mapstructure:"policy"`
+	Max          int           `mapstructure:"max"`
+	Window       time.Duration `mapstructure:"window"`
+	Backoff      time.Duration `mapstructure:"backoff"`
+	BackoffMax   time.Duration `mapstructure:"backoff_max"`
+	ProofTimeout time.Duration `mapstructure:"proof_timeout"`
+	SuspectAfter int           `mapstructure:"suspect_after"`
+}
+
+// Watch says when an engine that is there as a process counts as failed. Most
+// of its limits can be turned off with 0.
+type Watch struct {
+	HealthInterval   time.Duration `mapstructure:"health_interval"`
+	HealthTimeout    time.Duration `mapstructure:"health_timeout"`
+	NoProgress       time.Duration `mapstructure:"no_progress"`
+	PromptAllowance  time.Duration `mapstructure:"prompt_allowance"`
+	StreamInactivity time.Duration `mapstructure:"stream_inactivity"`
+	FailureWindow    time.Duration `mapstructure:"failure_window"`
+	FailureShare     float64       `mapstructure:"failure_share"`
+	FailureCount     int           `mapstructure:"failure_count"`
+	CanaryFailures   int           `mapstructure:"canary_failures"`
 }
 
 // TRTLLM are the settings of a TensorRT-LLM engine that today's Python worker
@@ -381,7 +414,27 @@ func Default() *Config {
 			Env:             []string{},
 			StartInactivity: 10 * time.Minute,
 			StopTimeout:     30 * time.Second,
-			Args:            map[string]any{},
+			Restart: Restart{
+				Policy:       RestartInPlace,
+				Max:          5,
+				Window:       30 * time.Minute,
+				Backoff:      time.Second,
+				BackoffMax:   time.Minute,
+				ProofTimeout: time.Minute,
+				SuspectAfter: 2,
+			},
+			Watch: Watch{
+				HealthInterval:   2 * time.Second,
+				HealthTimeout:    30 * time.Second,
+				NoProgress:       2 * time.Minute,
+				PromptAllowance:  time.Millisecond,
+				StreamInactivity: 10 * time.Minute,
+				FailureWindow:    time.Minute,
+				FailureShare:     0.8,
+				FailureCount:     30,
+				CanaryFailures:   3,
+			},
+			Args: map[string]any{},
 			TRTLLM: TRTLLM{
 				TensorParallelSize:    1,
 				PipelineParallelSize:  1,

@@ -148,7 +148,7 @@ var others = append([]Variable{
 	{Name: "DYN_KV_TRANSFER_*", Status: Ignored, Warn: true, Note: "topology domains are not published"},
 	{Name: "DYN_SNAPSHOT_CONTROL_DIR", Status: Refused, Note: "snapshots of the process are not supported"},
 	{Name: "DYN_ENABLE_TEST_LOGITS_PROCESSOR", Status: Refused, Harmless: falseWords, Note: "logits processors are not supported"},
-	{Name: "DYN_ENGINE_HEALTH_*", Status: Ignored, Note: "the engine process is watched by other means"},
+	{Name: "DYN_ENGINE_HEALTH_SHUTDOWN_TIMEOUT", Status: Ignored, Note: "engine.stop_timeout bounds the engine's end"},
 	{Name: "DYN_PREFILL_DRAIN_TIMEOUT_S", Status: Ignored, Note: "drain.budget bounds the shutdown"},
 
 	// What operators and shared environments set for everyone.

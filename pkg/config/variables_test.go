@@ -49,6 +49,8 @@ func TestVariables(t *testing.T) {
 		"DYN_ENGINE_CONV_AFFINITY_DP_RANK_SOURCE":    {{"dynamo", values{"affinity.rank_source": "dynamo"}}},
 		"DYN_ENGINE_REQUEST_LIMIT":                   {{"64", values{"admission.max_requests": "64"}}},
 		"DYN_DYNAMO_REQUEST_QUEUE_LIMIT":             {{"0", values{"admission.queue": "0"}}},
+		"DYN_ENGINE_HEALTH_CHECK_INTERVAL":           {{"5", values{"engine.watch.health_interval": "5s"}}, {"-1", values{"engine.watch.health_interval": "50ms"}}},
+		"DYN_ENGINE_HEALTH_CHECK_TIMEOUT":            {{"7.5", values{"engine.watch.health_timeout": "7.5s"}}, {"-1", values{"engine.watch.health_timeout": "0s"}}},
 		"DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS":    {{"2.5", values{"drain.grace": "2.5s"}}, {"-3", values{"drain.grace": "0s"}}},
 		"DYN_RUNTIME_GRACEFUL_SHUTDOWN_TIMEOUT_SECS": {{"120", values{"drain.budget": "2m"}}, {"0", values{"drain.budget": "0s"}}},
 		"DYN_DISCOVERY_BACKEND":                      {{"etcd", values{"discovery.backend": "etcd"}}},

@@ -122,6 +122,22 @@ func (p *Process) PID() int { return p.run.pid() }
 // process: its streams have their error, its goroutines are gone.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
+// Dead is closed as soon as it is known that the engine can take no more
+// requests: its streams have their errors, but parts of it may still be there
+// until Done is closed.
+func (p *Process) Dead() <-chan struct{} { return p.dead }
+
+// Cause is why the engine is dead, as in the record of its end; nil before Dead
+// is closed.
+func (p *Process) Cause() error {
+	if !closed(p.dead) {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cause
+}
+
 // Exit is the record of the engine's end; nil before Done is closed.
 func (p *Process) Exit() *Exit {
 	select {

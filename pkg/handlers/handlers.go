@@ -195,6 +195,11 @@ func (h *Handler) logAccepted(call *Call, p *plan, engineID uint64) {
 	line.Msg("request accepted")
 }
 
+// engineGone tells that a request has lost its engine, which makes the frontend continue it elsewhere. An engine that has its own answer for the caller gives it as a *protocol.Error.
 func engineGone(err error) error {
+	var answer *protocol.Error
+	if errors.As(err, &answer) {
+		return answer
+	}
 	return protocol.EngineShutdown("generation was cut short: " + err.Error())
 }

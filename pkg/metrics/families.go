@@ -111,8 +111,18 @@ var (
 		"1 while an engine is ready.", nil)
 	famEngineStarts = plain("dynworker_engine_starts_total", typeCounter,
 		"Engines that became ready.", nil)
-	famEngineExits = plain("dynworker_engine_exits_total", typeCounter,
-		"Engines that ended without being asked to or failed to start, by cause.", nil, "cause")
+	famEngineFailures = plain("dynworker_engine_failures_total", typeCounter,
+		"Engines that failed while they served or while they started, by what found it out: exit (the process ended), rank (another process of the engine ended), fatal (it said so), protocol (it wrote nonsense), failures (too many requests failed in it), stall (requests in flight and no output), health (it says that it is ill, or nothing), canary (the worker's own requests fail), load (it did not become ready), mismatch (it came back other than it was).", nil, "detector")
+	famEngineRestarts = plain("dynworker_engine_restarts_total", typeCounter,
+		"Engines that were started again and serve, by what had found out the failure before.", nil, "detector")
+	famEngineServing = plain("dynworker_engine_serving_since_seconds", typeGauge,
+		"When the present engine began to serve, in seconds since 1970; 0 while there is none.", nil)
+	famEngineFailed = plain("dynworker_engine_failed_at_seconds", typeGauge,
+		"When an engine last failed, in seconds since 1970; 0 when none has.", nil)
+	famStreamStalls = plain("dynworker_engine_stream_stalls_total", typeCounter,
+		"Requests that were taken from an engine which gave nothing for them while it lived.", nil)
+	famSuspects = plain("dynworker_suspect_requests_total", typeCounter,
+		"Requests that were answered with a lasting error because engines failed with them in flight.", nil)
 	famEngineOverran = plain("dynworker_engine_overran_total", typeCounter,
 		"Requests for which the engine sent more tokens than it was asked for; the rest was cut off.", nil)
 	famTokens = plain("dynworker_tokens_total", typeCounter,

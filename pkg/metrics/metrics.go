@@ -37,6 +37,8 @@ type Options struct {
 	// AffinityReasons are the values that AffinityDecided is called with; those
 	// given here exist from the start, at zero.
 	AffinityReasons []string
+	// Detectors are the values that EngineFailed is called with; like the reasons.
+	Detectors []string
 	// LostLogLines is a total; nil means that it stays 0.
 	LostLogLines func() uint64
 	// Now replaces the clock in tests; nil means time.Now.
@@ -50,7 +52,13 @@ type Worker struct {
 
 	engineUp                  prometheus.Gauge
 	engineStarts              prometheus.Counter
-	engineExits               *prometheus.CounterVec
+	engineFailures            *prometheus.CounterVec
+	engineRestarts            *prometheus.CounterVec
+	engineServing             prometheus.Gauge
+	engineFailed              prometheus.Gauge
+	streamStalls              prometheus.Counter
+	suspects                  prometheus.Counter
+	now                       func() time.Time
 	engineOverran             prometheus.Counter
 	promptTokens              prometheus.Counter
 	cachedTokens              prometheus.Counter
@@ -95,7 +103,17 @@ func newWorker(b *builder, o Options) *Worker {
 	w.ready = b.gauge(famReady)
 	w.engineUp = b.gauge(famEngineUp)
 	w.engineStarts = b.counter(famEngineStarts)
-	w.engineExits = b.counterVec(famEngineExits)
+	w.now = now
+	w.engineFailures = b.counterVec(famEngineFailures)
+	w.engineRestarts = b.counterVec(famEngineRestarts)
+	for _, d := range o.Detectors {
+		w.engineFailures.WithLabelValues(d)
+		w.engineRestarts.WithLabelValues(d)
+	}
+	w.engineServing = b.gauge(famEngineServing)
+	w.engineFailed = b.gauge(famEngineFailed)
+	w.streamStalls = b.counter(famStreamStalls)
+	w.suspects = b.counter(famSuspects)
 	w.engineOverran = b.counter(famEngineOverran)
 	w.promptTokens = b.counter(famPromptTokens)
 	w.cachedTokens = b.counter(famCachedTokens)
@@ -160,12 +178,38 @@ func (w *Worker) EngineStarted() {
 	w.engineUp.Set(1)
 }
 
-// EngineExited counts an engine that ended or never became ready; cause is one
-// word out of a small set.
-func (w *Worker) EngineExited(cause string) {
-	w.engineExits.WithLabelValues(cause).Inc()
-	w.engineUp.Set(0)
+// EngineFailed counts an engine that failed or never became ready; detector is
+// one word out of Options.Detectors.
+func (w *Worker) EngineFailed(detector string) {
+	w.engineFailures.WithLabelValues(detector).Inc()
+	w.engineFailed.Set(seconds(w.now()))
+	w.EngineGone()
 }
+
+// EngineGone says that no engine serves any more.
+func (w *Worker) EngineGone() {
+	w.engineUp.Set(0)
+	w.engineServing.Set(0)
+}
+
+// EngineServing says that an engine serves from now on.
+func (w *Worker) EngineServing() { w.engineServing.Set(seconds(w.now())) }
+
+// EngineRestarted counts an engine that serves in place of one that failed;
+// detector is what had found that out.
+func (w *Worker) EngineRestarted(detector string) {
+	w.engineRestarts.WithLabelValues(detector).Inc()
+}
+
+// StreamStalled counts a request that was taken from an engine which gave
+// nothing for it.
+func (w *Worker) StreamStalled() { w.streamStalls.Inc() }
+
+// RequestSuspected counts a request that is not moved on because engines failed
+// with it in flight.
+func (w *Worker) RequestSuspected() { w.suspects.Inc() }
+
+func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
 
 // EngineOverran counts a request for which the engine sent more tokens than it
 // was asked for.
