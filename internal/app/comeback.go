@@ -46,7 +46,7 @@ func (w *worker) approve(ctx context.Context, p engineProcess) error {
 
 // prove sends the canary's request to an engine that nothing else uses yet, and reads the answer to its end.
 func (w *worker) prove(ctx context.Context, p engineProcess) error {
-	handler, err := w.newHandler(p, p.Ready())
+	handler, err := w.newHandler(unwatched{p}, p.Ready())
 	if err != nil {
 		return fmt.Errorf("%w: %w", errMismatch, err)
 	}

@@ -149,14 +149,22 @@ func (w *worker) engineDown(state string) {
 	w.health.Condition("engine").Fail(state)
 }
 
-// engineAdapter gives handlers the engine process in the shape that they ask for.
+// engineAdapter is an engine process in the shape that its owner asks for.
 type engineAdapter struct{ *engine.Process }
 
-// Generate implements handlers.Engine.
-func (a engineAdapter) Generate(ctx context.Context, g *ipc.Generate, tokens []int32) (handlers.Stream, error) {
-	s, err := a.Process.Generate(ctx, g, tokens)
+// Open implements engineProcess.
+func (a engineAdapter) Open(ctx context.Context, g *ipc.Generate, tokens []int32) (engineStream, error) {
+	s, err := a.Generate(ctx, g, tokens)
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
+}
+
+// unwatched gives a handler a life that nobody looks after.
+type unwatched struct{ engineProcess }
+
+// Generate implements handlers.Engine.
+func (u unwatched) Generate(ctx context.Context, g *ipc.Generate, tokens []int32) (handlers.Stream, error) {
+	return u.Open(ctx, g, tokens)
 }

@@ -17,18 +17,18 @@ import (
 
 // generate starts a request in this life and keeps track of it.
 func (c *life) generate(ctx context.Context, g *ipc.Generate, tokens []int32) (handlers.Stream, error) {
-	s, err := c.engineProcess.Generate(ctx, g, tokens)
+	s, err := c.Open(ctx, g, tokens)
 	if err != nil {
 		return nil, err
 	}
-	w := &flight{Stream: s, life: c, request: g.RequestID}
+	w := &flight{engineStream: s, life: c, request: g.RequestID}
 	w.track = c.flights.Begin(len(tokens), w.giveUp)
 	return w, nil
 }
 
 // flight is a request in one life of the engine. It tells the detectors what the engine does for it, and its reader what became of the engine.
 type flight struct {
-	handlers.Stream
+	engineStream
 	life    *life
 	track   *vitals.Flight
 	request string
@@ -41,7 +41,7 @@ type flight struct {
 // Next implements handlers.Stream.
 func (f *flight) Next(ctx context.Context) ([]ipc.Output, error) {
 	f.track.Wait()
-	outs, err := f.Stream.Next(ctx)
+	outs, err := f.engineStream.Next(ctx)
 	if err != nil {
 		f.track.Rest()
 		return nil, f.ended(ctx, err)
@@ -110,13 +110,18 @@ func (f *flight) ended(ctx context.Context, err error) error {
 // giveUp takes the request from the engine. It may be called from any goroutine.
 func (f *flight) giveUp(why error) {
 	f.verdict.Store(&why)
-	f.Stream.Close()
+	var silent *vitals.StallError
+	if errors.As(why, &silent) {
+		f.engineStream.Close()
+		return
+	}
+	f.Fail(why) // the engine has failed; there is nothing to tell it
 }
 
 // Close implements handlers.Stream.
 func (f *flight) Close() {
 	f.track.End(false)
-	f.Stream.Close()
+	f.engineStream.Close()
 }
 
 // suspects remembers which requests were in flight when an engine failed. A request that kills engines is moved from worker to worker by frontends, under the same id; one that comes back, or that two lives here have failed with, is

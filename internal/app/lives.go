@@ -25,7 +25,8 @@ var errNoEngine = errors.New("the engine is being started again")
 
 // engineProcess is one life of an engine, from ready to its end.
 type engineProcess interface {
-	handlers.Engine
+	// Open starts a request. An error means that the engine is not there any more.
+	Open(ctx context.Context, g *ipc.Generate, tokens []int32) (engineStream, error)
 	Ready() *ipc.Ready
 	Query(ctx context.Context, what string) (json.RawMessage, error)
 	// Dead is closed when no request can be served any more, and Cause then says why. Done is closed when nothing of the engine is left, and Exit is then the record of its end.
@@ -34,6 +35,13 @@ type engineProcess interface {
 	Done() <-chan struct{}
 	Exit() *engine.Exit
 	Stop(ctx context.Context) error
+}
+
+// engineStream is one request in one life of an engine.
+type engineStream interface {
+	handlers.Stream
+	// Fail ends the stream with err and without a word to the engine.
+	Fail(err error)
 }
 
 // service is the rest of the worker, as the owner of the engine uses it. The methods are called one at a time.

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -271,7 +272,12 @@ func TestPromptTokensHaveALimitOfTheirOwn(t *testing.T) {
 	for _, codec := range []protocol.Codec{protocol.CodecMsgpack, protocol.CodecJSON} {
 		long := ask(8000, nil)
 		long.TokenIDs = make([]int32, 7)
-		held, err := c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: codec, Request: long})
+		var held *caller.Stream
+		var err error
+		require.Eventually(t, func() bool { // what came before is held until a moment after its answer
+			held, err = c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: codec, Request: long})
+			return !errors.Is(err, caller.ErrOverloaded)
+		}, patience, time.Millisecond)
 		require.NoError(t, err, "alone, a prompt above the limit is served")
 		require.NoError(t, held.Prologue())
 		_, err = c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: codec, Request: ask(1, nil)})

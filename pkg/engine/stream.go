@@ -116,6 +116,10 @@ func (s *Stream) Close() {
 	s.fail(ErrClosed)
 }
 
+// Fail ends the stream with err and without a word to the engine, for one that
+// has failed as a whole. Output that has arrived is still handed out.
+func (s *Stream) Fail(err error) { s.fail(err) }
+
 // fail ends the stream with err, unless it has ended already. Output that is
 // pending is still delivered, except after Close and on an overflow.
 func (s *Stream) fail(err error) {
