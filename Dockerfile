@@ -4,7 +4,7 @@
 #   docker build --target sim -t dynworker-sim:dev --build-arg VERSION=dev .
 #
 # worker is the one binary on TensorRT-LLM's own image, sim the same binary on a small Debian with the simulated engine's configuration. Neither needs a writable root: what is written goes to /tmp and /home/worker.
-# configs/k8s has the manifests; tools/dockerfile holds this file to its rules; scripts/image-steps runs the steps of sim where there is no image builder.
+# configs/k8s has the manifests; tools/dockerfile holds this file to its rules; scripts/image-steps carries out its steps where there is no image builder.
 
 # cgo binds the binary to a C library. bookworm's (2.36) is not newer than that of TensorRT-LLM's Ubuntu 24.04 (2.39), and is the slim image's own.
 ARG GO_IMAGE=golang:1.26-bookworm

@@ -2,7 +2,9 @@
 
 debian:SUITE-slim becomes a minimal Debian of that suite. golang:VERSION-SUITE
 becomes the same with a C compiler, and with the Go of this machine, which has
-to be of that version. Both are kept for a week between runs.
+to be of that version. TensorRT-LLM's image becomes a Debian with Python and the
+stand-in for tensorrt_llm that the bridge is tested with. All are kept for a week
+between runs.
 """
 
 import os
@@ -14,20 +16,25 @@ from pathlib import Path
 from .kernel import StepFailed, bind, run
 
 KEPT = 7 * 24 * 3600
+STANDIN = Path(__file__).resolve().parents[2] / "pkg/engine/bridge/testdata/standin"
+PYTHON = "usr/local/lib/python3.11/dist-packages"  # of bookworm
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Base:
     """A root file system to copy, and what comes with it."""
 
-    def __init__(self, archive, env, go=None):
+    def __init__(self, archive, env, go=None, modules=None):
         self._archive = archive
         self.env = env
         self._go = go
+        self._modules = modules
 
     def unpack(self, root):
         root.mkdir()
         run("tar", "--extract", "--numeric-owner", "--file", self._archive, "--directory", root)
+        if self._modules:
+            shutil.copytree(self._modules, root / PYTHON, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
     def mount(self, root):
         """Mounts what is not part of the copy."""
@@ -53,7 +60,9 @@ class Bases:
             if not version.startswith(f"go{m[1]}"):
                 raise StepFailed(f"{image} is asked for, but this machine has {version}")
             env = {"PATH": f"/go/bin:/usr/local/go/bin:{PATH}", "GOPATH": "/go"}
-            return Base(self._with_compiler(m[2]), env, go)
+            return Base(self._with(m[2], "gcc", "libc6-dev", "ca-certificates"), env, go)
+        if image.startswith("nvcr.io/nvidia/tensorrt-llm/release:"):
+            return Base(self._with("bookworm", "python3"), {"PATH": PATH}, modules=STANDIN)
         raise StepFailed(f"nothing stands in for the image {image}")
 
     def _kept(self, name, make):
@@ -77,17 +86,17 @@ class Bases:
             run("debootstrap", "--variant=minbase", suite, root, *_mirror())
         return self._kept(suite, make)
 
-    def _with_compiler(self, suite):
+    def _with(self, suite, *packages):
         plain = Base(self._debian(suite), {})
 
         def make(root):
-            self._say(f"a C compiler for {suite}")
+            self._say(f"{packages[0]} for {suite}")
             plain.unpack(root)
             env = {"PATH": PATH, "DEBIAN_FRONTEND": "noninteractive", **proxies()}
             run("chroot", root, "apt-get", "update", "-q", env=env)
-            run("chroot", root, "apt-get", "install", "-q", "-y", "--no-install-recommends", "gcc", "libc6-dev", "ca-certificates", env=env)
+            run("chroot", root, "apt-get", "install", "-q", "-y", "--no-install-recommends", *packages, env=env)
             run("chroot", root, "apt-get", "clean", env=env)
-        return self._kept(f"{suite}-gcc", make)
+        return self._kept(f"{suite}-{packages[0]}", make)
 
 
 def _mirror():

@@ -10,10 +10,9 @@ from .kernel import bind, run
 
 
 class Builder:
-    """Builds the stages of one plan, one folder each."""
+    """Builds the stages of plans, one folder each."""
 
-    def __init__(self, plan, context, folder, bases, caches, say):
-        self._plan = plan
+    def __init__(self, context, folder, bases, caches, say):
         self._context = context
         self._folder = folder
         self._bases = bases
@@ -22,12 +21,12 @@ class Builder:
         self._roots = {}
         self._warming = []
 
-    def warm(self):
+    def warm(self, plan):
         """Begins to compile on this machine what a step will compile, so that the step finds it in its cache.
 
         It saves time while base images are made, and nothing depends on it: the step runs all the same.
         """
-        for stage in self._plan["stages"]:
+        for stage in plan["stages"]:
             for step in stage["steps"]:
                 words = shlex.split(step["run"]["argv"][-1]) if "run" in step else []
                 if words[:2] == ["go", "build"] and "-o" in words:
@@ -35,23 +34,25 @@ class Builder:
                     env = {**os.environ, **dict(kv.split("=", 1) for kv in step["run"]["env"])}
                     self._warming.append(subprocess.Popen(words, cwd=self._context, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
 
-    def build(self):
-        """Builds all stages and returns the folder of the last one."""
-        for stage in self._plan["stages"]:
+    def build(self, plan):
+        """Builds the stages that are not there yet and returns the folder of the last one."""
+        for stage in plan["stages"]:
+            if stage["name"] in self._roots:
+                continue
             base = self._bases.find(stage["base"])
             root = self._folder / stage["name"]
             base.unpack(root)
             self._roots[stage["name"]] = root
             for step in stage["steps"]:
                 self._say(f"Dockerfile:{step['line']} {describe(step)}")
-                self._step(step, root, base)
-        return root
+                self._step(step, root, base, plan["context"])
+        return self._roots[plan["stages"][-1]["name"]]
 
-    def _step(self, step, root, base):
+    def _step(self, step, root, base, context):
         if "run" in step:
             self._run(step["run"], root, base)
         elif "copy" in step:
-            self._copy(step["copy"], root)
+            self._copy(step["copy"], root, context)
         else:
             inside(root, step["workdir"]).mkdir(parents=True, exist_ok=True)
 
@@ -78,17 +79,17 @@ class Builder:
             if os.path.ismount(root / "usr/local/go"):
                 run("umount", root / "usr/local/go")
 
-    def _copy(self, step, root):
+    def _copy(self, step, root, context):
         dest = inside(root, step["dest"])
         folder = step["dest"].endswith("/") or len(step["sources"]) > 1
         for source in step["sources"]:
-            for name, relative in self._files(step["from"], source):
+            for name, relative in self._files(step["from"], source, context):
                 into = dest / relative if relative else (dest / name.name if folder or dest.is_dir() else dest)
                 into.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(name, into, follow_symlinks=False)
                 os.chown(into, 0, 0, follow_symlinks=False)
 
-    def _files(self, stage, source):
+    def _files(self, stage, source, context):
         """Pairs of a file and its place in the folder that is copied; none for a file by itself."""
         if stage:
             name = inside(self._roots[stage], source)
@@ -100,7 +101,7 @@ class Builder:
             return
         source = os.path.normpath(source)
         found = False
-        for f in self._plan["context"]:
+        for f in context:
             if source == "." or f.startswith(source + "/"):
                 found = True
                 yield self._context / f, os.path.relpath(f, source)

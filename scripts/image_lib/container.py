@@ -18,7 +18,7 @@ class Image:
 
     def __init__(self, root, image, folder, mount_points=()):
         self.image = image
-        self.view = folder / "view"
+        self.view = folder / f"view-{root.name}"
         # A runtime makes what it mounts something on.
         for name in (*WRITABLE, *(p.lstrip("/") for p in mount_points)):
             (root / name).mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ class Image:
 
     def resolve(self, names, folder):
         """Makes names known that mean this machine."""
-        hosts = folder / "hosts"
+        hosts = folder / f"hosts-{self.view.name}"
         hosts.write_text("".join(f"127.0.0.1 {name}\n" for name in ("localhost", *names)))
         run("mount", "--bind", hosts, self.view / "etc/hosts")
 

@@ -23,20 +23,29 @@ class Pod:
         self.env = {e["name"]: e["value"] if "value" in e else FIELDS[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in self._container["env"]}
         self.args = [re.sub(r"\$\((\w+)\)", lambda m: self.env[m[1]], a) for a in self._container["args"]]
 
-    def mount(self, view, folder):
-        """Puts the config maps where the container mounts them. The view's folders have to exist below it."""
-        for path, name in self._config_mounts():
+    def mount(self, view, folder, model):
+        """Puts config maps, and the folder model for every claim's models, where the container mounts them. mount_points have to exist."""
+        for path, name in self._mounts("configMap", "name"):
             source = folder / f"config-{name}"
             source.mkdir()
             for file, text in self._configs[name].items():
                 (source / file).write_text(text)
             bind(source, view / path.lstrip("/"), readonly=True)
+        for path, _ in self._mounts("persistentVolumeClaim", "claimName"):
+            # The claim's folder of the model's name; the view below is read-only, so it is made on a file system of its own.
+            run("mount", "-t", "tmpfs", "tmpfs", view / path.lstrip("/"))
+            bind(model, view / self._model_path().lstrip("/"), readonly=True)
+
+    def _model_path(self):
+        """model.path of the worker's configuration."""
+        [path] = {m[1] for c in self._configs.values() for m in re.finditer(r"(?m)^model:\n(?: +.*\n)*? +path: (\S+)$", c["worker.yaml"])}
+        return path
 
     def mount_points(self):
-        return [path for path, _ in self._config_mounts()]
+        return [path for kind, key in (("configMap", "name"), ("persistentVolumeClaim", "claimName")) for path, _ in self._mounts(kind, key)]
 
-    def _config_mounts(self):
-        volumes = {v["name"]: v["configMap"]["name"] for v in self._spec["volumes"] if "configMap" in v}
+    def _mounts(self, kind, key):
+        volumes = {v["name"]: v[kind][key] for v in self._spec["volumes"] if kind in v}
         return [(m["mountPath"], volumes[m["name"]]) for m in self._container["volumeMounts"] if m["name"] in volumes]
 
     def probe(self, kind):
