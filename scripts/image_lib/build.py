@@ -3,7 +3,6 @@
 import os
 import shlex
 import shutil
-import subprocess
 
 from .bases import proxies
 from .kernel import bind, run
@@ -12,7 +11,8 @@ from .kernel import bind, run
 class Builder:
     """Builds the stages of plans, one folder each."""
 
-    def __init__(self, context, folder, bases, caches, say):
+    def __init__(self, processes, context, folder, bases, caches, say):
+        self._processes = processes
         self._context = context
         self._folder = folder
         self._bases = bases
@@ -32,7 +32,7 @@ class Builder:
                 if words[:2] == ["go", "build"] and "-o" in words:
                     words[words.index("-o") + 1] = str(self._folder / "warm")
                     env = {**os.environ, **dict(kv.split("=", 1) for kv in step["run"]["env"])}
-                    self._warming.append(subprocess.Popen(words, cwd=self._context, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+                    self._warming.append(self._processes.start(words, self._folder / "warm.log", env, self._context))
 
     def build(self, plan):
         """Builds the stages that are not there yet and returns the folder of the last one."""
@@ -67,7 +67,7 @@ class Builder:
                 bind(source, inside(root, cache))
                 mounts.append(inside(root, cache))
             while step["caches"] and self._warming:
-                self._warming.pop().wait()
+                self._warming.pop().wait(None)
             env = {**base.env, "HOME": "/root", **dict(kv.split("=", 1) for kv in step["env"])}
             # What builds is told how to reach its network; modules are on this machine already.
             env.update(proxies(), DEBIAN_FRONTEND="noninteractive", GOPROXY="off")
