@@ -10,6 +10,7 @@ import (
 // leave it this long. Usually it is much less: a drain ends with the last request.
 func LongestStop(cfg *config.Config) time.Duration {
 	total := cfg.Drain.Budget + withdrawTimeout + intakeTimeout + cutTimeout
+	// The engine counts once: either there is one to stop, or the drain waits for the end of one that was about to be started.
 	for _, part := range []time.Duration{
 		stopServer,                         // canary
 		stopSession,                        // etcd session
