@@ -53,6 +53,16 @@ func (f *flight) Next(ctx context.Context) ([]ipc.Output, error) {
 	return outs, nil
 }
 
+// SetDirect implements handlers.Stream.
+func (f *flight) SetDirect(take engine.Direct) {
+	f.engineStream.SetDirect(func(o *ipc.Output) (taken, whole bool) {
+		if taken, whole = take(o); taken {
+			f.track.Passed()
+		}
+		return taken, whole
+	})
+}
+
 // note takes an output into account.
 func (f *flight) note(o *ipc.Output) {
 	if o.Meta != nil {

@@ -10,10 +10,25 @@ import (
 // demux handles the engine's messages, on the reading goroutine only. An error
 // it returns means that the channel is of no further use.
 type demux struct {
-	p   *Process
-	rec ipc.Record // kept here so that a step does not allocate
-	bad []broken
+	p *Process
+	// step and bad are kept here so that a step does not allocate.
+	step []delivery
+	bad  []broken
+	// behind means that more messages have arrived than the one at hand.
+	behind bool
 }
+
+// delivery is a record and the stream that it is for.
+type delivery struct {
+	stream *Stream
+	rec    ipc.Record
+}
+
+// directLimit is the number of records in a step up to which this goroutine
+// writes them out itself, where that needs no waiting. Of larger steps, and
+// when the next one is here already, the streams' own goroutines can write
+// several at once on several processors, and merge what has become late.
+const directLimit = 128
 
 // broken is a stream that could not take what the engine sent for it.
 type broken struct {
@@ -91,13 +106,29 @@ func (d *demux) outputs(payload []byte) error {
 }
 
 func (d *demux) deliver(payload []byte) error {
-	p, rec := d.p, &d.rec
+	err := d.sort(payload)
+	direct := !d.behind && len(d.step) <= directLimit
+	for i := range d.step {
+		to := &d.step[i]
+		if err := to.stream.push(&to.rec, direct); err != nil {
+			d.bad = append(d.bad, broken{id: to.rec.ID, err: err, live: !to.rec.Last})
+		}
+	}
+	clear(d.step) // the streams and the payload are not kept alive
+	d.step = d.step[:0]
+	return err
+}
+
+// sort finds the streams of a step's records.
+func (d *demux) sort(payload []byte) error {
+	p := d.p
 	var tokens uint64
+	var rec ipc.Record
 	records := ipc.ParseRecords(payload)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
-		more, err := records.Next(rec)
+		more, err := records.Next(&rec)
 		if err != nil || !more {
 			p.counters.tokens.Add(tokens)
 			return err
@@ -111,9 +142,7 @@ func (d *demux) deliver(payload []byte) error {
 		if rec.Last {
 			delete(p.streams, rec.ID)
 		}
-		if err := s.push(rec); err != nil {
-			d.bad = append(d.bad, broken{id: rec.ID, err: err, live: !rec.Last})
-		}
+		d.step = append(d.step, delivery{s, rec})
 	}
 }
 

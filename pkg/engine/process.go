@@ -285,6 +285,7 @@ func (p *Process) read() {
 			p.readFailed(err)
 			return
 		}
+		d.behind = r.Buffered()
 		if err := d.handle(kind, payload); err != nil {
 			p.setCause(err)
 			return

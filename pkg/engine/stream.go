@@ -19,7 +19,14 @@ type Stream struct {
 	keep  bool          // records are not merged
 	ready chan struct{} // holds a token when pending or err went from nothing to something
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	// parked means that Next waits, so that whatever its caller owns is at rest
+	// and may be used by direct for as long as mu is held.
+	parked  bool
+	direct  Direct
+	unsent  bool       // Next has to return although nothing is pending
+	passing ipc.Output // what direct is given; its memory is reused
+
 	pending  batch
 	size     int   // bytes in pending
 	ended    bool  // the LAST record has arrived
@@ -41,6 +48,27 @@ type batch struct {
 	metas [][]byte // raw meta of the output at the same place; decoded by the reader
 }
 
+// Direct takes one output on the goroutine that reads the engine's channel,
+// while the stream's own reader waits in Next. It saves a change of goroutines
+// for each token. It must not block and must not call the stream. The output is
+// valid during the call only.
+//
+// An output that is not taken is left to Next, as if nothing had happened. One
+// that is taken but not dealt with as a whole makes Next return with no
+// output, so that its caller can do what could not be done without waiting.
+type Direct = func(o *ipc.Output) (taken, whole bool)
+
+// SetDirect offers plain outputs (tokens, and log probabilities if there are
+// any; no meta, not the last one) of a request with a single choice to take
+// before they are left to Next. It is for the goroutine that calls Next.
+func (s *Stream) SetDirect(take Direct) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.width == 1 {
+		s.direct = take
+	}
+}
+
 // ID is the request's id on the engine's channel.
 func (s *Stream) ID() uint64 { return s.id }
 
@@ -59,6 +87,7 @@ func (s *Stream) Next(ctx context.Context) ([]ipc.Output, error) {
 	}
 	for {
 		if ctx.Err() != nil {
+			s.unpark()
 			return nil, context.Cause(ctx)
 		}
 		outs, err := s.take()
@@ -72,11 +101,22 @@ func (s *Stream) Next(ctx context.Context) ([]ipc.Output, error) {
 	}
 }
 
-// take returns what is pending, or the error that ends the stream, or neither.
+// nothing is what Next returns after a direct that took something in part.
+var nothing = []ipc.Output{}
+
+// take returns what is pending, or the error that ends the stream, or neither;
+// then the reader counts as waiting.
 func (s *Stream) take() ([]ipc.Output, error) {
 	s.mu.Lock()
+	s.parked = false
+	if s.unsent {
+		s.unsent = false
+		s.mu.Unlock()
+		return nothing, nil
+	}
 	if len(s.pending.outs) == 0 {
 		defer s.mu.Unlock()
+		s.parked = s.err == nil
 		return nil, s.err
 	}
 	s.reading.reset()
@@ -94,6 +134,13 @@ func (s *Stream) take() ([]ipc.Output, error) {
 	outs := s.reading.outs
 	s.done = outs[len(outs)-1].Last
 	return outs, nil
+}
+
+// unpark takes back what take granted; when it returns no direct is running.
+func (s *Stream) unpark() {
+	s.mu.Lock()
+	s.parked = false
+	s.mu.Unlock()
 }
 
 // Cancel asks the engine to end the request early. The stream still ends as
@@ -150,9 +197,10 @@ func (s *Stream) signal() {
 	}
 }
 
-// push adds a record. It never waits, and allocates only to grow the pending
-// batch. On an error the stream has been ended with it.
-func (s *Stream) push(rec *ipc.Record) error {
+// push adds a record, or lets the direct have it if that is allowed. It never
+// waits, and allocates only to grow the pending batch. On an error the stream
+// has been ended with it.
+func (s *Stream) push(rec *ipc.Record, direct bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = s.ended || rec.Last
@@ -161,6 +209,9 @@ func (s *Stream) push(rec *ipc.Record) error {
 	}
 	if rec.Index >= s.width {
 		return s.giveUp(&ProtocolError{Reason: "output for a choice that was not asked for"})
+	}
+	if direct && s.parked && s.direct != nil && len(s.pending.outs) == 0 && !s.unsent && !rec.Last && !rec.HasMeta() && s.handOver(rec) {
+		return nil
 	}
 	slot := -1
 	if !s.keep {
@@ -179,6 +230,24 @@ func (s *Stream) push(rec *ipc.Record) error {
 	}
 	s.pending.add(slot, rec)
 	return nil
+}
+
+// handOver offers a record to the direct and reports whether it was taken; s.mu
+// is held.
+func (s *Stream) handOver(rec *ipc.Record) bool {
+	o := &s.passing
+	*o = ipc.Output{ID: rec.ID, Index: rec.Index, Tokens: rec.AppendTokens(o.Tokens[:0]), LogProbs: o.LogProbs[:0]}
+	if rec.HasLogProbs() {
+		o.LogProbs, o.TopK = rec.AppendLogProbs(o.LogProbs), rec.TopK()
+	} else {
+		o.LogProbs = nil
+	}
+	taken, whole := s.direct(o)
+	if taken && !whole {
+		s.unsent = true
+		s.signal()
+	}
+	return taken
 }
 
 // giveUp ends the stream and drops its pending output; s.mu is held.

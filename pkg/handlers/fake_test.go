@@ -22,7 +22,9 @@ type scripted struct {
 	after error
 	hang  bool
 	// last is given out after Cancel, as an engine's final word.
-	last  []ipc.Output
+	last []ipc.Output
+	// offer makes it offer tokens to the function that takes them directly.
+	offer bool
 	calls []ipc.Generate
 	// refuse is returned instead of a stream.
 	refuse  error
@@ -45,10 +47,21 @@ type scriptedStream struct {
 	cancels   int
 	cancelled chan struct{}
 	lastGiven bool
+	direct    func(*ipc.Output) (taken, whole bool)
 	over      bool // io.EOF was returned
 }
 
 func (s *scriptedStream) ID() uint64 { return 7 }
+
+func (s *scriptedStream) SetDirect(take func(*ipc.Output) (taken, whole bool)) { s.direct = take }
+
+// passed reports whether a batch was taken directly, and then whether that was all.
+func (s *scriptedStream) passed(batch []ipc.Output) (taken, whole bool) {
+	if !s.engine.offer || s.direct == nil || len(batch) != 1 || batch[0].Meta != nil || batch[0].Last {
+		return false, false
+	}
+	return s.direct(&batch[0])
+}
 
 func (s *scriptedStream) Cancel() {
 	// As with the engine's own stream, only the first one counts.
@@ -69,9 +82,15 @@ func (s *scriptedStream) Next(ctx context.Context) ([]ipc.Output, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	if s.next < len(s.engine.batches) {
+	for s.next < len(s.engine.batches) {
+		batch := s.engine.batches[s.next]
 		s.next++
-		return s.engine.batches[s.next-1], nil
+		switch taken, whole := s.passed(batch); {
+		case !taken:
+			return batch, nil
+		case !whole:
+			return []ipc.Output{}, nil
+		}
 	}
 	if s.engine.hang {
 		select {

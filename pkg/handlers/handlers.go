@@ -40,9 +40,12 @@ type Engine interface {
 type Stream interface {
 	// ID is the number under which the engine knows the request.
 	ID() uint64
-	// Next waits for output and returns everything that is ready, in the engine's order. The outputs are valid until the next call. It returns io.EOF after the terminal output, the context's error, or an error that says that the
-	// engine died.
+	// Next waits for output and returns everything that is ready, in the engine's order; that can be nothing, see SetDirect. The outputs are valid until the next call. It returns io.EOF after the terminal output, the
+	// context's error, or an error that says that the engine died.
 	Next(ctx context.Context) ([]ipc.Output, error)
+	// SetDirect lets a function take outputs that are nothing but tokens while Next waits, on another goroutine, for which it must not block. What it does not take, Next returns. After one that it has taken but could not deal with as a
+	// whole, Next returns no output.
+	SetDirect(take func(o *ipc.Output) (taken, whole bool))
 	// Cancel asks the engine to stop the request. It does not wait and may be called more than once and after the end.
 	Cancel()
 	// Close gives the stream up, cancelling the request if it still runs, and drops what may still come. It does not wait.
@@ -53,6 +56,15 @@ type Stream interface {
 type Sink interface {
 	Send(c *protocol.Chunk) error
 	Flush() error
+}
+
+// DirectSink is a Sink that can be written to without waiting. Tokens then take a shorter way.
+type DirectSink interface {
+	Sink
+	// Idle tells whether nothing waits for a Flush, so that FlushNow has a chance.
+	Idle() bool
+	// FlushNow is a Flush that does not wait. It reports whether everything went out; if not, Flush has the rest.
+	FlushNow() bool
 }
 
 // Observer counts. Its methods are called on the token path and must be cheap.

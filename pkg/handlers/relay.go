@@ -41,6 +41,9 @@ type choice struct {
 func (r *relay) run(ctx context.Context) error {
 	r.cached = -1
 	defer r.stream.Close()
+	if sink, ok := r.out.(DirectSink); ok {
+		r.stream.SetDirect(func(o *ipc.Output) (taken, whole bool) { return r.direct(sink, o) })
+	}
 	for {
 		outputs, err := r.stream.Next(ctx)
 		if err != nil {
@@ -53,6 +56,22 @@ func (r *relay) run(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// direct sends tokens on the engine's goroutine while run waits in Next. It takes only what cannot fail or end anything; everything else goes the way through run. An error of the sink is no concern here: it ends the context, and run with
+// it.
+func (r *relay) direct(sink DirectSink, o *ipc.Output) (taken, whole bool) {
+	if !r.started || int(o.Index) >= len(r.choices) || !sink.Idle() {
+		return false, false
+	}
+	c := &r.choices[o.Index]
+	if c.finished || r.plan.budget != unbounded && len(o.Tokens) > r.plan.budget-c.emitted {
+		return false, false
+	}
+	if r.take(o) != nil || r.send() != nil {
+		return true, false
+	}
+	return true, sink.FlushNow()
 }
 
 // relay sends everything that the engine gave at once and flushes it with one write.

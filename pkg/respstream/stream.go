@@ -38,6 +38,7 @@ type Stream struct {
 	cancel context.CancelCauseFunc
 	codec  protocol.Codec
 
+	now      nowWriter
 	out      *buffer // nil when nothing is collected
 	body     int64   // bytes of items in out
 	sent     int64   // bytes of items that were written
@@ -62,6 +63,7 @@ type Stream struct {
 func newStream(ctx context.Context, d *Dialer, conn net.Conn, subject string) *Stream {
 	s := &Stream{dialer: d, conn: conn, readDone: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	s.now.attach(conn)
 	s.out = buffers.Get().(*buffer)
 	s.out.b = wire.AppendHandshake(s.out.b, subject)
 	return s
@@ -206,6 +208,27 @@ func (s *Stream) Flush() error {
 	}
 	s.sent += body
 	return nil
+}
+
+// Idle tells whether FlushNow has a chance: nothing is collected, and the connection is one that can be written to without waiting.
+func (s *Stream) Idle() bool { return s.out == nil && s.now.raw != nil }
+
+// FlushNow writes what was collected as far as that needs no waiting, and reports whether all of it went out. What is left, and whatever is wrong, is for Flush.
+func (s *Stream) FlushNow() bool {
+	if s.out == nil {
+		return true
+	}
+	if s.writable() != nil {
+		return false
+	}
+	n := s.now.write(s.out.b)
+	if n < len(s.out.b) {
+		s.out.b = s.out.b[:copy(s.out.b, s.out.b[n:])]
+		return false
+	}
+	s.sent += s.body
+	s.drop()
+	return true
 }
 
 // collect returns the buffer, borrowing one if need be.

@@ -64,6 +64,9 @@ func (fl *Flight) Wait() { fl.state.Store(fl.state.Load() | waiting) }
 // Got says that the reader has got output.
 func (fl *Flight) Got() { fl.state.Store(fl.state.Load()&^waiting + 2) }
 
+// Passed says that output has gone by the reader while it waits, and it still does. It must not be called at the same time as the others.
+func (fl *Flight) Passed() { fl.state.Store(fl.state.Load() + 2) }
+
 // Rest says that the reader waits no more, and has got nothing.
 func (fl *Flight) Rest() { fl.state.Store(fl.state.Load() &^ waiting) }
 
