@@ -176,7 +176,7 @@ func (l *lives) watch(ctx context.Context, c *life) (*vitals.Failure, error) {
 		case <-ctx.Done():
 			return nil, nil
 		case <-c.Dead():
-			return vitals.Failed(detectorOf(c.Cause()), c.Cause()), nil
+			return failureOf(c.Cause()), nil
 		case f := <-c.found:
 			return f, nil
 		case err := <-c.entered:
@@ -249,7 +249,7 @@ func (l *lives) again(f *vitals.Failure) error {
 			l.counter.EngineFailed(string(vitals.Mismatch))
 			return fmt.Errorf("%w: %w", ErrEngineDied, vitals.Failed(vitals.Mismatch, err))
 		}
-		f = vitals.Failed(detectorOf(err), err)
+		f = failureOf(err)
 		l.counter.EngineFailed(string(f.Detector))
 		l.log.Error().Str("detector", string(f.Detector)).Err(err).Msg("the engine could not be started again")
 	}
@@ -325,6 +325,15 @@ func (l *lives) stop(ctx context.Context) error {
 	}
 	l.counter.EngineGone()
 	return c.Stop(ctx)
+}
+
+// failureOf gives an engine's end, or what kept it from starting, the name of what found it out.
+func failureOf(err error) *vitals.Failure {
+	var found *vitals.Failure
+	if errors.As(err, &found) {
+		return found
+	}
+	return vitals.Failed(detectorOf(err), err)
 }
 
 // detectorOf names what found out that an engine ended, or did not start, by what it ended of.

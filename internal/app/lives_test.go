@@ -2,6 +2,9 @@ package app
 
 import (
 	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -92,3 +95,226 @@ func TestAnEngineThatStandsStillIsFound(t *testing.T) {
 	require.Contains(t, metrics, `dynworker_engine_failures_total{detector="stall"} 1`)
 	require.NoError(t, r.stop())
 }
+
+// restarts makes the engine of a worker die so many times and waits each time until it serves again.
+func (r *running) restarts(n int) {
+	c := r.world.caller()
+	i := r.instance()
+	for life := range n {
+		s, err := c.Do(timeout(r.t), caller.Call{Transport: i.Transport, Codec: protocol.CodecMsgpack, Request: ask(10, salt("sim:crash:1"))})
+		require.NoError(r.t, err)
+		require.Error(r.t, read(s).err)
+		r.backAgain(c, life+2)
+	}
+}
+
+func TestAnEngineThatKeepsDyingEndsTheWorker(t *testing.T) {
+	w := newWorld(t)
+	r := w.start(append(quickly, "engine.restart.max=2", "engine.restart.window=1h")...)
+	r.restarts(2)
+	s, err := w.caller().Do(timeout(t), caller.Call{Transport: r.instance().Transport, Codec: protocol.CodecMsgpack, Request: ask(10, salt("sim:crash:1"))})
+	require.NoError(t, err)
+	require.Error(t, read(s).err)
+	require.ErrorIs(t, r.wait(), ErrEngineDied)
+	require.ErrorContains(t, r.wait(), "was started again 2 times (engine.restart.max): exit: engine process exited with status")
+	require.Empty(t, w.records())
+}
+
+// onceOnly is an engine that starts the first time, and the next time is what then says.
+func (w *world) onceOnly(then string) string {
+	exe, err := os.Executable()
+	require.NoError(w.t, err)
+	first := filepath.Join(w.t.TempDir(), "first")
+	return "engine.command=[sh, -c, 'if mkdir " + first + "; then exec " + exe + " " + EngineCommand + "; fi; " + then + "']"
+}
+
+func TestAnEngineThatDoesNotStartAgainEndsTheWorker(t *testing.T) {
+	w := newWorld(t)
+	r := w.start(append(quickly, "engine.restart.max=3", w.onceOnly("echo no such device; exit 7"))...)
+	require.NoError(t, syscall.Kill(r.enginePID(), syscall.SIGKILL))
+	require.ErrorIs(t, r.wait(), ErrEngineDied)
+	require.ErrorContains(t, r.wait(), "status 7")
+	require.ErrorContains(t, r.wait(), "no such device")
+	require.Equal(t, 3, strings.Count(r.log.String(), `"message":"the engine could not be started again"`))
+	require.Empty(t, w.records())
+}
+
+// A worker without an engine ends at once when it is told to, in whatever step the restart is, and without an error.
+func TestAWorkerThatIsBroughtBackCanBeStopped(t *testing.T) {
+	w := newWorld(t)
+	for name, c := range map[string]struct {
+		settings []string
+		step     string
+	}{
+		"back-off": {[]string{"engine.restart.backoff=1h", "engine.restart.backoff_max=1h"}, "started again in"},
+		"start":    {append(quickly, w.onceOnly("exec sleep 1000")), "starting, after exit: "},
+	} {
+		r := w.start(c.settings...)
+		pid := r.enginePID()
+		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+		require.Eventually(t, func() bool {
+			status, body := get(t, r, "/health")
+			return status == http.StatusServiceUnavailable && strings.Contains(body, c.step)
+		}, patience, 10*time.Millisecond, name)
+		status, _ := get(t, r, "/live")
+		require.Equal(t, http.StatusOK, status, name)
+		records := w.records()
+		require.Len(t, records, 1, "%s: the instance is gone, the card stays", name)
+		require.NoError(t, r.stop(), name)
+		require.NotContains(t, r.log.String(), "serving again", name)
+		require.Empty(t, w.records(), name)
+	}
+}
+
+func TestAnEngineOnWhichEverythingFailsIsFound(t *testing.T) {
+	w := newWorld(t)
+	r := w.start(append(quickly, "engine.watch.failure_count=20")...)
+	i, c := r.instance(), w.caller()
+	for range 30 { // the callers' own mistakes say nothing about the engine
+		s, err := c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: protocol.CodecMsgpack, Request: ask(10, salt("sim:value-error"))})
+		require.NoError(t, err)
+		require.Equal(t, protocol.FinishError, read(s).finish)
+	}
+	for range 130 {
+		s, err := c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: protocol.CodecMsgpack, Request: ask(10, salt("sim:request-error"))})
+		if err != nil {
+			break // refused: it has been found
+		}
+		read(s)
+	}
+	r.backAgain(c, 2)
+	_, metrics := get(t, r, "/metrics")
+	require.Contains(t, metrics, `dynworker_engine_failures_total{detector="failures"} 1`)
+	require.NoError(t, r.stop())
+}
+
+func TestACanaryWithoutAnswerEndsTheEngine(t *testing.T) {
+	w := newWorld(t)
+	r := w.start(append(quickly, "health_check.enabled=true", "health_check.wait=10ms", "health_check.timeout=2s", "engine.watch.canary_failures=2", "engine.watch.health_interval=0s")...)
+	require.NoError(t, syscall.Kill(r.enginePID(), syscall.SIGSTOP))
+	r.backAgain(w.caller(), 2)
+	require.Eventually(t, func() bool { status, _ := get(t, r, "/health"); return status == http.StatusOK }, patience, 10*time.Millisecond)
+	_, metrics := get(t, r, "/metrics")
+	require.Contains(t, metrics, `dynworker_engine_failures_total{detector="canary"} 1`)
+	require.Contains(t, metrics, "dynamo_component_requests_total{", "of the callers'")
+	require.Contains(t, metrics, "dynworker_tokens_total 20\n", "the canaries count as no business")
+	require.NoError(t, r.stop())
+}
+
+// One request of which the engine has forgotten is moved, and the engine is told; the others go on.
+func TestARequestThatGetsNothingIsMoved(t *testing.T) {
+	w := newWorld(t)
+	r := w.start(append(quickly, "engine.watch.stream_inactivity=2s")...)
+	i, c := r.instance(), w.caller()
+	lively := r.many(1, c, i)[0]
+	s, err := c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: protocol.CodecMsgpack, Request: ask(10, salt("sim:stall:3")), ID: "silent"})
+	require.NoError(t, err)
+	a := read(s)
+	var cut *protocol.Error
+	require.ErrorAs(t, a.err, &cut)
+	require.True(t, cut.Migratable())
+	require.Equal(t, protocol.ReasonBackendResponseTimeout, cut.Reason)
+	require.Equal(t, expected(3), a.tokens)
+	require.Eventually(t, func() bool { return count(t, r, "cancel", "silent") == 1 }, patience, 10*time.Millisecond)
+	_, err = lively.Next()
+	require.NoError(t, err)
+	require.NoError(t, lively.Kill())
+	_, metrics := get(t, r, "/metrics")
+	require.Contains(t, metrics, "dynworker_engine_stream_stalls_total 1\n")
+	require.NoError(t, r.stop())
+}
+
+func TestARequestThatKillsEnginesIsNotTriedForEver(t *testing.T) {
+	w := newWorld(t)
+	r := w.start(quickly...)
+	i, c := r.instance(), w.caller()
+	poison := func() *protocol.Error {
+		s, err := c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: protocol.CodecMsgpack, Request: ask(10, salt("sim:crash:1")), ID: "poison"})
+		require.NoError(t, err)
+		var failed *protocol.Error
+		require.ErrorAs(t, read(s).err, &failed)
+		return failed
+	}
+	bystander := r.many(1, c, i)
+	require.True(t, poison().Migratable(), "once is no proof")
+	r.movedOn(bystander)
+	r.backAgain(c, 2)
+	bystander = r.many(1, c, i)
+	require.False(t, poison().Migratable(), "twice is one too many")
+	r.movedOn(bystander)
+	r.backAgain(c, 3)
+	require.False(t, poison().Migratable())
+	require.Contains(t, poison().Message, "2 times")
+	_, metrics := get(t, r, "/metrics")
+	require.Contains(t, metrics, "dynworker_engine_starts_total 3\n", "it does not reach the engine any more")
+	require.Contains(t, metrics, "dynworker_suspect_requests_total 3\n")
+	require.NoError(t, r.stop())
+}
+
+func TestRestartsLeaveNothingBehind(t *testing.T) {
+	w := newWorld(t)
+	r := w.start(append(quickly, "engine.restart.max=100")...)
+	r.restarts(2)
+	files := func() int {
+		open, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(open)
+	}
+	routines, descriptors := runtime.NumGoroutine(), files()
+	c, i := w.caller(), r.instance()
+	for life := range 20 {
+		s, err := c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: protocol.CodecMsgpack, Request: ask(10, salt("sim:crash:1"))})
+		require.NoError(t, err)
+		require.Error(t, read(s).err)
+		r.backAgain(c, life+4)
+	}
+	const slack = 10 // of connections that come and go; a leak in each restart is twice that
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= routines+slack && files() <= descriptors+slack }, patience, 50*time.Millisecond,
+		"%d goroutines and %d descriptors before, %d and %d after", routines, descriptors, runtime.NumGoroutine(), files())
+	require.NoError(t, r.stop())
+}
+
+func TestADrainOverHTTP(t *testing.T) {
+	w := newWorld(t)
+	r := w.start("engine.sim.token_delay=20ms")
+	i, c := r.instance(), w.caller()
+	streams := []*caller.Stream{}
+	for range 10 {
+		s, err := c.Do(timeout(t), caller.Call{Transport: i.Transport, Codec: protocol.CodecMsgpack, Request: ask(100, nil)})
+		require.NoError(t, err)
+		_, err = s.Next()
+		require.NoError(t, err)
+		streams = append(streams, s)
+	}
+	const path = "/engine/control/drain"
+	status, _ := get(t, r, path)
+	require.Equal(t, http.StatusMethodNotAllowed, status, "a probe drains nothing")
+	require.Len(t, w.records(), 2)
+	code, body := post(t, r, path)
+	require.Equal(t, http.StatusOK, code)
+	require.JSONEq(t, `{"status":"draining","in_flight":10}`, body)
+	for _, s := range streams {
+		a := read(s)
+		require.NoError(t, a.err)
+		require.Len(t, a.tokens, 99)
+	}
+	require.Eventually(t, func() bool {
+		_, body = post(t, r, path)
+		return strings.Contains(body, `"drained"`)
+	}, patience, 10*time.Millisecond)
+	require.JSONEq(t, `{"status":"drained","in_flight":0}`, body)
+	require.Empty(t, w.records())
+	status, _ = get(t, r, "/live")
+	require.Equal(t, http.StatusOK, status, "it waits for the signal")
+	status, body = get(t, r, "/health")
+	require.Equal(t, http.StatusServiceUnavailable, status)
+	require.Contains(t, body, "draining")
+	require.NoError(t, r.stop())
+
+	off := w.start("drain.route=off")
+	code, _ = post(t, off, path)
+	require.Equal(t, http.StatusNotFound, code)
+	require.NoError(t, off.stop())
+}
+
+func post(t *testing.T, r *running, path string) (int, string) { return do(t, r, http.MethodPost, path) }

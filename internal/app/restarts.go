@@ -32,7 +32,7 @@ func (b *restartBudget) next() (pause time.Duration, ok bool) {
 	if b.spent+1 > float64(b.max) {
 		return 0, false
 	}
-	pause = time.Duration(math.Min(float64(b.cap), float64(b.backoff)*math.Pow(2, math.Floor(b.spent))))
+	pause = time.Duration(math.Min(float64(b.cap), float64(b.backoff)*math.Pow(2, math.Round(b.spent))))
 	b.spent++
 	return pause - time.Duration(float64(pause)/2*b.jitter()), true
 }

@@ -27,6 +27,8 @@ func (w *worker) serve(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return w.drain()
+	case <-w.drainRequest.asked:
+		return w.drainAndStay(ctx)
 	case err := <-lost:
 		supervised = false
 		return w.engineLost(err)

@@ -184,6 +184,7 @@ func (w *worker) goPublic(ctx context.Context) error {
 		return err
 	}
 	w.onStop("etcd session", stopSession, w.session.Close)
+	w.opts.Emergency.add(w.session.Close)
 	id := identity{w.cfg.ServingNamespace(), w.cfg.Component, w.cfg.Endpoint, w.session.InstanceID()}
 	w.metrics.SetInstance(id.instance)
 	hosting, err := w.serveModelFiles(ctx, model, id)
@@ -216,6 +217,7 @@ func (w *worker) goPublic(ctx context.Context) error {
 		return err
 	}
 	w.settled.Store(true)
+	w.offerDrain()
 	took := time.Since(w.started)
 	w.metrics.Loaded(took)
 	w.log.Info().Dur("after", took).Msg("serving")

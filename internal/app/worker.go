@@ -39,6 +39,8 @@ type Options struct {
 	LostLogLines func() uint64
 	// Random makes ids; nil means crypto/rand.
 	Random io.Reader
+	// Emergency, if set, learns what is to be tried when the process is ended before Run has returned.
+	Emergency *Emergency
 	// OnServing, if set, is called once when the worker is registered.
 	OnServing func(Serving)
 }
@@ -66,6 +68,8 @@ type worker struct {
 	plane      requestPlane
 	dialer     *respstream.Dialer
 	dispatcher *dispatcher
+	// drainRequest is a drain over HTTP.
+	drainRequest *drainRequest
 
 	work       context.Context
 	cancelWork context.CancelCauseFunc
@@ -93,7 +97,7 @@ type stop struct {
 
 // Run serves until ctx ends, then drains and returns nil; or it returns why it could not start or go on. ErrEngineDied is such a reason.
 func Run(ctx context.Context, cfg *config.Config, o Options) error {
-	w := &worker{cfg: cfg, opts: o, log: o.Logger, started: time.Now()}
+	w := &worker{cfg: cfg, opts: o, log: o.Logger, started: time.Now(), drainRequest: newDrainRequest()}
 	w.work, w.cancelWork = context.WithCancelCause(context.Background())
 	defer w.cancelWork(nil)
 	defer w.stopAll()

@@ -77,8 +77,10 @@ func TestTheRecordsAreWhatAFrontendExpects(t *testing.T) {
 }
 
 // get asks the system server.
-func get(t *testing.T, r *running, path string) (int, string) {
-	req, err := http.NewRequestWithContext(timeout(t), http.MethodGet, "http://"+r.serving.SystemAddress+path, nil)
+func get(t *testing.T, r *running, path string) (int, string) { return do(t, r, http.MethodGet, path) }
+
+func do(t *testing.T, r *running, method, path string) (int, string) {
+	req, err := http.NewRequestWithContext(timeout(t), method, "http://"+r.serving.SystemAddress+path, nil)
 	require.NoError(t, err)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Do(req)
@@ -377,7 +379,7 @@ func must[T any](v T, err error) T {
 
 func TestACanaryThatGetsNoAnswerTurnsHealth(t *testing.T) {
 	w := newWorld(t)
-	r := w.start("health_check.enabled=true", "health_check.wait=10ms", "health_check.timeout=50ms", `health_check.payload={"token_ids":[1],"routing":{"cache_salt":"sim:stall"},"stop_conditions":{"max_tokens":1}}`)
+	r := w.start("health_check.enabled=true", "health_check.wait=10ms", "health_check.timeout=50ms", "engine.watch.canary_failures=0", `health_check.payload={"token_ids":[1],"routing":{"cache_salt":"sim:stall"},"stop_conditions":{"max_tokens":1}}`)
 	require.Eventually(t, func() bool {
 		status, body := get(t, r, "/health")
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "health check: no answer within 50ms")

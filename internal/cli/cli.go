@@ -1,4 +1,4 @@
-// Package cli is the command line of the worker: serve, check, ask, version, and the hidden command that is the simulated engine.
+// Package cli is the command line of the worker: serve, check, ask, drain, version, and the hidden command that is the simulated engine.
 //
 // It is a package and not part of cmd/worker because cmd/demo is the same program with servers in it. It knows exit codes and prints for people; the work is done in internal/app.
 package cli
@@ -67,6 +67,7 @@ const usage = `worker: a Dynamo worker for TensorRT-LLM
   worker serve [--config FILE] [--set key=value …]   serve (also without the word when only flags are given)
   worker check [--config FILE] [--set key=value …]   load the configuration, print every setting and engine argument and where it came from
   worker ask   --tokens 1,2,3 [options]              send one request to a registered worker and print the answer
+  worker drain [--wait] [--config FILE] …            take the worker on this host out of service; for a preStop hook
   worker version                                     print the version
 
 `
@@ -86,6 +87,8 @@ func (p *Process) Run() int {
 		return p.check(args)
 	case "ask":
 		return p.ask(args)
+	case "drain":
+		return p.drain(args)
 	case "version":
 		fmt.Fprintln(p.Stdout, Version)
 		return ExitOK
@@ -184,10 +187,14 @@ func (p *Process) serve(args []string) int {
 	for _, warning := range l.warnings() {
 		log.Warn().Msg(warning.String())
 	}
-	ctx, stop := p.signals(closeStream)
+	emergency := &app.Emergency{}
+	ctx, stop := p.signals(func() {
+		emergency.Run(emergencyTimeout)
+		closeStream()
+	})
 	defer stop()
 	log.Info().Str("version", Version).Int("pid", os.Getpid()).Str("handler", cfg.Handler).Str("engine", cfg.Engine.Kind).Str("request_plane", cfg.RequestPlane.Kind).Str("namespace", cfg.ServingNamespace()).Msg("worker starts")
-	err = app.Run(ctx, cfg, app.Options{Version: Version, Logger: log, Executable: p.Executable, Environ: p.Environ, Resolved: l.resolved, LostLogLines: stream.Lost, OnServing: p.OnServing})
+	err = app.Run(ctx, cfg, app.Options{Version: Version, Logger: log, Executable: p.Executable, Environ: p.Environ, Resolved: l.resolved, LostLogLines: stream.Lost, Emergency: emergency, OnServing: p.OnServing})
 	if err != nil {
 		log.Error().Err(err).Msg("worker ends")
 		return ExitFailure
@@ -220,6 +227,9 @@ func (p *Process) tuneMemory() {
 
 // flushTimeout bounds how long the last log lines may keep an ending process.
 const flushTimeout = time.Second
+
+// emergencyTimeout bounds what a second signal still lets the worker try: to take its records out of discovery.
+const emergencyTimeout = time.Second
 
 // signals gives a context that ends with the first SIGTERM or SIGINT. The second one ends the process, after last.
 func (p *Process) signals(last func()) (context.Context, func()) {

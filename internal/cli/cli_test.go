@@ -12,8 +12,11 @@ import (
 	"dynworker/internal/app"
 	"dynworker/internal/testenv"
 	"dynworker/internal/testenv/embedded"
+	"dynworker/pkg/config"
+	"dynworker/pkg/discovery"
 	"dynworker/testdata"
 
+	"github.com/rs/zerolog"
 	"github.com/stretchr/testify/require"
 )
 
@@ -174,4 +177,83 @@ func TestASecondSignalEndsAtOnce(t *testing.T) {
 	var exit *exec.ExitError
 	require.ErrorAs(t, worker.Wait(), &exit)
 	require.Equal(t, ExitForced, exit.ExitCode())
+	require.Empty(t, records(t, etcd), "nothing is left until the lease is over")
+}
+
+// serving starts a worker in a process of its own and returns it, its log and the address of its system server.
+func serving(t *testing.T, places []string, more ...string) (worker *exec.Cmd, seen *watcher, address string) {
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	args := append([]string{"serve", "--set", "model.path=" + model(t), "--set", "engine.kind=sim", "--set", "request_plane.kind=nats", "--set", "system.host=127.0.0.1", "--set", "system.port=0", "--set", "drain.grace=0s"}, places...)
+	for _, s := range more {
+		args = append(args, "--set", s)
+	}
+	worker = exec.CommandContext(t.Context(), exe, args...)
+	log, err := worker.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, worker.Start())
+	seen = newWatcher(log)
+	seen.until(t, `"message":"serving"`)
+	_, rest, ok := strings.Cut(seen.seen.String(), `"component":"system","address":"`)
+	if !ok {
+		_, rest, ok = strings.Cut(seen.seen.String(), `"address":"`)
+	}
+	require.True(t, ok)
+	address, _, _ = strings.Cut(rest, `"`)
+	return worker, seen, address
+}
+
+func TestDrain(t *testing.T) {
+	etcd, nats := testenv.StartEtcd(t, embedded.EtcdOptions{}), testenv.StartNATS(t, embedded.NATSOptions{})
+	places := []string{"--set", "etcd.endpoints=[" + etcd.Endpoint() + "]", "--set", "nats.server=" + nats.URL()}
+	worker, seen, address := serving(t, places, "engine.sim.token_delay=10ms")
+	asked := make(chan int, 1)
+	go func() {
+		code, _, _ := command(append([]string{"ask", "--tokens", "5", "--max-tokens", "200"}, places...)...)
+		asked <- code
+	}()
+	seen.until(t, `"message":"request accepted"`)
+	code, out, problems := command("drain", "--address", address)
+	require.Equal(t, ExitOK, code, problems)
+	require.Equal(t, "draining, 1 in flight\n", out)
+	code, out, problems = command("drain", "--address="+address, "--wait", "--timeout", "1m")
+	require.Equal(t, ExitOK, code, problems)
+	require.Equal(t, "drained, 0 in flight\n", out)
+	require.Equal(t, ExitOK, <-asked, "what was in flight was finished")
+	code, _, problems = command("drain", "--address", address, "--wait", "--timeout", "1ns")
+	require.Equal(t, ExitFailure, code)
+	require.Contains(t, problems, "not drained within 1ns")
+	require.NoError(t, worker.Process.Signal(syscall.SIGTERM))
+	seen.end()
+	require.NoError(t, worker.Wait(), "exit code 0")
+
+	code, _, problems = command("drain", "--address", address)
+	require.Equal(t, ExitFailure, code, "nobody is there")
+	require.Contains(t, problems, address)
+	for _, wrong := range [][]string{{}, {"--set", "system.port=0"}, {"--timeout", "5"}, {"--timeout", "-1s"}, {"--address"}, {"--no-such-flag"}} {
+		code, _, _ = command(append([]string{"drain"}, wrong...)...)
+		require.Equal(t, ExitConfig, code, wrong)
+	}
+}
+
+func TestSystemAddress(t *testing.T) {
+	for host, want := range map[string]string{"0.0.0.0": "127.0.0.1:9090", "::": "[::1]:9090", "[::]": "[::1]:9090", "10.0.0.7": "10.0.0.7:9090", "worker-0": "worker-0:9090"} {
+		got, err := systemAddress(&config.System{Host: host, Port: 9090})
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+}
+
+// records are the keys in etcd.
+func records(t *testing.T, etcd *embedded.Etcd) []string {
+	c, err := discovery.Connect(t.Context(), discovery.Config{Endpoints: []string{etcd.Endpoint()}, Logger: zerolog.Nop()})
+	require.NoError(t, err)
+	defer c.Close()
+	all, err := c.List(t.Context(), "v1/")
+	require.NoError(t, err)
+	keys := []string{}
+	for _, r := range all {
+		keys = append(keys, r.Key)
+	}
+	return keys
 }

@@ -47,6 +47,13 @@ const (
 	RestartNever   = "never"
 )
 
+// Values of Drain.Route.
+const (
+	DrainLocal = "local"
+	DrainAny   = "any"
+	DrainOff   = "off"
+)
+
 // Values of RequestPlane.Kind, EventPlane.Kind and ResponsePlane.Kind.
 const (
 	PlaneNATS = "nats"
@@ -253,6 +260,7 @@ type Admission struct {
 type Drain struct {
 	Grace  time.Duration `mapstructure:"grace"`
 	Budget time.Duration `mapstructure:"budget"`
+	Route  string        `mapstructure:"route"`
 }
 
 // Discovery says where records are kept.
@@ -468,6 +476,7 @@ func Default() *Config {
 		Drain: Drain{
 			Grace:  5 * time.Second,
 			Budget: 900 * time.Second,
+			Route:  DrainLocal,
 		},
 		Discovery: Discovery{Backend: "etcd"},
 		Etcd: Etcd{

@@ -143,6 +143,7 @@ var keys = []*key{
 
 	{name: "drain.grace", doc: "Longest time in which late requests are still taken, after the records are withdrawn."},
 	{name: "drain.budget", doc: "Longest time from the signal until what still runs is cut short (and continued elsewhere)."},
+	{name: "drain.route", doc: "Who may drain the worker with POST /engine/control/drain on the system server: callers on its own host (local), any, or nobody (off).", choices: []string{DrainLocal, DrainAny, DrainOff}},
 
 	{name: "discovery.backend", doc: "Where records are kept; only etcd.", choices: []string{"etcd"}, refused: map[string]string{
 		"kubernetes": "discovery through the Kubernetes API is not supported, only etcd is",

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 )
 
@@ -35,6 +37,60 @@ func (s *Server) HandleEngine(path string, f EngineRoute) {
 	s.engine[path] = f
 }
 
+// AdminRoute is an engine route that does something to the worker.
+type AdminRoute struct {
+	// Do answers it.
+	Do EngineRoute
+	// LocalOnly refuses callers from other hosts with status 403. A caller that
+	// comes from the very address that it calls is local, too.
+	LocalOnly bool
+}
+
+// HandleAdmin is like HandleEngine for a route that must not be taken by
+// accident: anything but POST, a probe's GET say, is answered with 405 and
+// changes nothing. Dynamo's own engine routes take any method.
+func (s *Server) HandleAdmin(path string, route AdminRoute) {
+	path = strings.TrimPrefix(path, "/")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.admin == nil {
+		s.admin = make(map[string]AdminRoute)
+	}
+	s.admin[path] = route
+}
+
+// refuseAdmin answers a request that may not take the route.
+func (s *Server) refuseAdmin(w http.ResponseWriter, r *http.Request, route AdminRoute) (refused bool) {
+	switch {
+	case r.Method != http.MethodPost:
+		w.Header().Set("Allow", http.MethodPost)
+		writeJSON(w, http.StatusMethodNotAllowed, engineError{"Method not allowed", "this route changes the worker; use POST"})
+	case route.LocalOnly && !fromHere(r):
+		writeJSON(w, http.StatusForbidden, engineError{"Forbidden", "this route is for callers on the worker's own host"})
+	default:
+		return false
+	}
+	return true
+}
+
+// fromHere reports whether a request comes over loopback or from the address
+// that it was sent to.
+func fromHere(r *http.Request) bool {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return false
+	}
+	if from.Addr().Unmap().IsLoopback() {
+		return true
+	}
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if local == nil {
+		return false
+	}
+	to, err := netip.ParseAddrPort(local.String())
+	return err == nil && to.Addr().Unmap() == from.Addr().Unmap()
+}
+
 // engineError is the body of a failed engine route, as recorded.
 type engineError struct {
 	Error   string `json:"error"`
@@ -44,6 +100,12 @@ type engineError struct {
 // serveEngine answers in the order of Dynamo 1.6.1: a body that is no JSON is
 // refused before the route is looked up.
 func (s *Server) serveEngine(w http.ResponseWriter, r *http.Request, path string) {
+	s.mu.RLock()
+	admin, isAdmin := s.admin[path]
+	s.mu.RUnlock()
+	if isAdmin && s.refuseAdmin(w, r, admin) {
+		return
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxEngineBody))
 	if err != nil {
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
@@ -64,6 +126,9 @@ func (s *Server) serveEngine(w http.ResponseWriter, r *http.Request, path string
 	s.mu.RLock()
 	route := s.engine[path]
 	s.mu.RUnlock()
+	if isAdmin {
+		route = admin.Do
+	}
 	if route == nil {
 		writeJSON(w, http.StatusNotFound, engineError{"Route not found", "Route " + EnginePrefix + path + " not found"})
 		return

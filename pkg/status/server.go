@@ -77,6 +77,7 @@ type Server struct {
 	mu       sync.RWMutex
 	metadata http.Handler
 	engine   map[string]EngineRoute
+	admin    map[string]AdminRoute
 }
 
 // Listen binds the address and answers from then on. It is meant to be the
