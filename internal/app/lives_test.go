@@ -317,4 +317,6 @@ func TestADrainOverHTTP(t *testing.T) {
 	require.NoError(t, off.stop())
 }
 
-func post(t *testing.T, r *running, path string) (int, string) { return do(t, r, http.MethodPost, path) }
+func post(t *testing.T, r *running, path string) (int, string) {
+	return do(t, r, http.MethodPost, path)
+}
