@@ -123,6 +123,8 @@ func TestBroken(t *testing.T) {
 		{name: "token outside of the vocabulary", in: input{yaml: sim + "  sim:\n    vocab_size: 10\n    eos_token_id: 10\n"}, keys: []string{"engine.sim.eos_token_id"}, kind: ErrConflict},
 		{name: "range of tokens upside down", in: input{yaml: sim + "  sim:\n    first_token_id: 9\n    last_token_id: 8\n"}, keys: []string{"engine.sim.last_token_id"}, kind: ErrConflict},
 		{name: "vocabulary without room", in: input{yaml: sim + "  sim:\n    vocab_size: 6\n"}, keys: []string{"engine.sim.first_token_id"}, kind: ErrConflict},
+		{name: "share of nothing of the load", in: input{yaml: sim + "  sim:\n    fair_share_multiplier: 0\n"}, keys: []string{"engine.sim.fair_share_multiplier"}, kind: ErrValue, says: []string{"not above 0"}},
+		{name: "no time for a transfer", in: input{yaml: sim + "  sim:\n    kv_transfer_timeout: 0s\n"}, keys: []string{"engine.sim.kv_transfer_timeout"}, kind: ErrValue},
 		{name: "build of nobody", in: input{yaml: sim + "  sim:\n    build: rc20\n"}, keys: []string{"engine.sim.build"}, kind: ErrValue},
 		{name: "engine arguments for the simulator", in: input{yaml: sim + "  args: {a: 1}\n"}, keys: []string{"engine.args"}, kind: ErrConflict},
 

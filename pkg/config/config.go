@@ -228,11 +228,17 @@ type Sim struct {
 	TotalBlocks          int           `mapstructure:"total_blocks"`
 	AttentionDPSize      int           `mapstructure:"attention_dp_size"`
 	ConversationAffinity bool          `mapstructure:"conversation_affinity"`
+	MaxSessions          int           `mapstructure:"max_sessions"`
+	FairShareMultiplier  float64       `mapstructure:"fair_share_multiplier"`
 	NewConvPlacement     string        `mapstructure:"new_conv_placement"`
 	ConfigUnreadable     bool          `mapstructure:"config_unreadable"`
 	TokenDelay           time.Duration `mapstructure:"token_delay"`
 	FirstTokenDelay      time.Duration `mapstructure:"first_token_delay"`
 	LoadTime             time.Duration `mapstructure:"load_time"`
+	StatsInterval        time.Duration `mapstructure:"stats_interval"`
+	KVTransferHost       string        `mapstructure:"kv_transfer_host"`
+	KVTransferTimeout    time.Duration `mapstructure:"kv_transfer_timeout"`
+	KVTransferDelay      time.Duration `mapstructure:"kv_transfer_delay"`
 	Build                string        `mapstructure:"build"`
 	CallsLog             string        `mapstructure:"calls_log"`
 }
@@ -454,17 +460,22 @@ func Default() *Config {
 				OverrideEngineArgs:    map[string]any{},
 			},
 			Sim: Sim{
-				VocabSize:        355,
-				FirstTokenID:     6,
-				EOSTokenID:       2,
-				MaxSeqLen:        8192,
-				MaxBatchSize:     2048,
-				MaxNumTokens:     8192,
-				BlockSize:        32,
-				TotalBlocks:      1024,
-				AttentionDPSize:  1,
-				NewConvPlacement: "round_robin",
-				Build:            "rc29",
+				VocabSize:           355,
+				FirstTokenID:        6,
+				EOSTokenID:          2,
+				MaxSeqLen:           8192,
+				MaxBatchSize:        2048,
+				MaxNumTokens:        8192,
+				BlockSize:           32,
+				TotalBlocks:         1024,
+				AttentionDPSize:     1,
+				MaxSessions:         65536,
+				FairShareMultiplier: 2,
+				NewConvPlacement:    "round_robin",
+				StatsInterval:       250 * time.Millisecond,
+				KVTransferHost:      "127.0.0.1",
+				KVTransferTimeout:   time.Minute,
+				Build:               "rc29",
 			},
 		},
 		Affinity: Affinity{

@@ -91,6 +91,13 @@ func positive(v any) error {
 	return nil
 }
 
+func aboveZero(v any) error {
+	if f := v.(float64); f <= 0 {
+		return fmt.Errorf("%v is not above 0", f)
+	}
+	return nil
+}
+
 func wholeSeconds(v any) error {
 	d := v.(time.Duration)
 	if d < time.Second || d%time.Second != 0 {

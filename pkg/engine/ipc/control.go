@@ -42,6 +42,7 @@ type Query struct {
 const (
 	QueryStats       = "stats"       // answer key "stats": array of rows as in a stats message
 	QueryHealth      = "health"      // answer keys "healthy": bool, "detail": text
+	QueryHeldKV      = "held_kv"     // answer keys "requests", "blocks", "receiving", "dangling", "expired": int
 	QueryDescendants = "descendants" // answer key "descendants": array of {"pid": int, "start_time": int}
 )
 

@@ -29,7 +29,7 @@ func openCallLog(path string) (*callLog, error) {
 
 // call is one line. Fields that say nothing about an event are left out.
 type call struct {
-	Event     string `json:"event"` // start, generate, placed, cancel, finish, shutdown
+	Event     string `json:"event"` // start, generate, placed, held, received, released, cancel, finish, shutdown
 	Time      string `json:"time"`
 	ID        uint64 `json:"id,omitempty"`
 	RequestID string `json:"request_id,omitempty"`
@@ -39,6 +39,9 @@ type call struct {
 	PromptHead   []int32         `json:"prompt_head,omitempty"`
 	Params       json.RawMessage `json:"params,omitempty"` // of a generate, as sent
 	Args         json.RawMessage `json:"args,omitempty"`   // of a start, as sent
+
+	Context uint64 `json:"context,omitempty"` // of a hand-off
+	Blocks  int    `json:"blocks,omitempty"`  // of its KV
 
 	Rank         *int   `json:"rank,omitempty"`
 	CachedTokens *int   `json:"cached_tokens,omitempty"`

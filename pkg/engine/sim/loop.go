@@ -48,6 +48,8 @@ type engine struct {
 	caches   []*cache
 	router   router
 	nextStep time.Time
+	holding  holding
+	links    *links
 
 	frame     []byte     // the outputs message that is being built
 	scratch   ipc.Output // reused for records that are not plain tokens
@@ -62,6 +64,8 @@ func newEngine(args Args, build Build, clock Clock, out io.Writer, mail *mailbox
 		requests: make(map[uint64]*request),
 		load:     rankLoad{active: make([]int, args.AttentionDPSize), tokens: make([]int, args.AttentionDPSize)},
 		router:   balancer{},
+		holding:  newHolding(args.AttentionDPSize),
+		links:    newLinks(mail),
 		frame:    ipc.BeginFrame(nil, ipc.KindOutputs),
 	}
 	for rank := range args.AttentionDPSize {
@@ -98,6 +102,7 @@ func (e *engine) run() error {
 			}
 		}
 		now := e.clock.Now()
+		e.expire(now)
 		e.sweep()
 		e.admit(now)
 		if due, any := e.due(); any && !due.After(now) {
@@ -135,8 +140,10 @@ func (e *engine) end(cause error) error {
 // wait blocks until there is mail or something is due.
 func (e *engine) wait() {
 	due, scheduled := e.due()
-	if at, pending := e.reportDue(); pending && (!scheduled || at.Before(due)) {
-		due, scheduled = at, true
+	for _, next := range []func() (time.Time, bool){e.reportDue, e.holding.due} {
+		if at, pending := next(); pending && (!scheduled || at.Before(due)) {
+			due, scheduled = at, true
+		}
 	}
 	if !scheduled {
 		<-e.mail.wake
@@ -180,6 +187,14 @@ func (e *engine) receive(m any) error {
 		return nil
 	case ipc.Query:
 		return e.answer(m)
+	case kvAsked:
+		return e.asked(m.ask)
+	case kvTaken:
+		e.taken(m)
+		return nil
+	case kvReceived:
+		e.received(m)
+		return nil
 	case ipc.Shutdown:
 		e.shutdown()
 		return errShutdown
@@ -237,6 +252,7 @@ func (e *engine) cancel(id uint64) {
 
 // cancelled answers for a request that was cancelled, whether it ran or waited.
 func (e *engine) cancelled(r *request) {
+	e.leave(r)
 	for i := range r.choices {
 		if q := &r.choices[i]; q.finish == "" {
 			q.finish, q.changed = "cancelled", true
@@ -280,7 +296,9 @@ func (e *engine) admitOnce(now time.Time) {
 	}
 	for rank, placed := range e.router.route(e.load, e.args.MaxBatchSize, batch) {
 		for _, i := range placed {
-			e.start(e.waiting[chosen[i]], rank, now)
+			if r := e.waiting[chosen[i]]; e.fits(r, rank) {
+				e.start(r, rank, now)
+			}
 		}
 	}
 	before := len(e.waiting)
@@ -292,8 +310,13 @@ func (e *engine) admitOnce(now time.Time) {
 
 // start lets a request run on a rank.
 func (e *engine) start(r *request, rank int, now time.Time) {
-	r.begin(rank, e.caches[rank])
-	r.notBefore = now.Add(time.Duration(e.args.FirstTokenDelay))
+	if r.phase == generationOnly {
+		r.onRank = rank
+		e.fetch(r)
+	} else {
+		r.begin(rank, e.caches[rank])
+		r.notBefore = now.Add(time.Duration(e.args.FirstTokenDelay))
+	}
 	e.load.active[rank] += r.cost
 	e.load.tokens[rank] += r.tokens
 	e.running = append(e.running, r)
@@ -325,6 +348,9 @@ func (e *engine) step(now time.Time) error {
 			if r.choices[i].finish == "" {
 				r.advance(i)
 			}
+		}
+		if r.phase == contextOnly && !e.prefilled(r, now) {
+			continue
 		}
 		e.emit(r)
 		if r.done() {
@@ -438,7 +464,7 @@ func (e *engine) emit(r *request) {
 
 // meta is what a choice's record says besides its tokens.
 func (e *engine) meta(r *request, q *sequence) *ipc.Meta {
-	m := &ipc.Meta{FinishReason: q.finish, StopReason: q.stop}
+	m := &ipc.Meta{FinishReason: q.finish, StopReason: q.stop, Disaggregated: r.given}
 	if q.finish != "" && len(r.choices) > 1 {
 		total := r.total()
 		m.CompletionTokens = &total

@@ -22,6 +22,7 @@ type statsRow struct {
 	Queued    int     `json:"numQueuedRequests"` // on rank 0 only: the queue is the engine's, not a rank's
 	MaxActive int     `json:"maxNumActiveRequests"`
 	KV        kvStats `json:"kvCacheStats"`
+	Handoff   *heldKV `json:"handoff,omitempty"` // not TensorRT-LLM's: KV held for other engines
 }
 
 type kvStats struct {
@@ -34,15 +35,24 @@ type kvStats struct {
 	HitRate        float64 `json:"cacheHitRate"`
 }
 
+// heldKV is what a rank or an engine holds for other engines.
+type heldKV struct {
+	Requests int `json:"requests"`
+	Blocks   int `json:"blocks"`
+}
+
 func (e *engine) statsRows() []statsRow {
 	rows := make([]statsRow, len(e.caches))
 	for rank, c := range e.caches {
 		rows[rank] = statsRow{
-			Iter: e.steps, Rank: rank, Active: e.load.active[rank], MaxActive: e.args.MaxBatchSize,
+			Iter: e.steps, Rank: rank, Active: e.load.active[rank] + e.holding.requests[rank], MaxActive: e.args.MaxBatchSize,
 			KV: kvStats{
 				Max: c.limit, Free: c.limit - len(c.blocks), Used: len(c.blocks), TokensPerBlock: c.blockSize,
 				Reused: c.reused, Missed: c.missed,
 			},
+		}
+		if e.links.sender != nil {
+			rows[rank].Handoff = &heldKV{Requests: e.holding.requests[rank], Blocks: e.holding.blocks[rank]}
 		}
 		if looked := c.reused + c.missed; looked > 0 {
 			rows[rank].KV.HitRate = float64(c.reused) / float64(looked)
@@ -94,6 +104,10 @@ func (e *engine) answer(q ipc.Query) error {
 		if e.unhealthy {
 			reply["detail"] = "a request asked for it"
 		}
+	case ipc.QueryHeldKV:
+		h := &e.holding
+		reply["requests"], reply["blocks"] = sum(h.requests), sum(h.blocks)
+		reply["receiving"], reply["dangling"], reply["expired"] = h.receiving, h.dangling, h.expired
 	case ipc.QueryDescendants:
 		reply["descendants"] = []any{} // it has none
 	default:
@@ -103,6 +117,13 @@ func (e *engine) answer(q ipc.Query) error {
 		return err
 	}
 	return e.sendJSON(ipc.KindAnswer, reply)
+}
+
+func sum(numbers []int) (total int) {
+	for _, n := range numbers {
+		total += n
+	}
+	return total
 }
 
 // rawJSON is v as JSON; v has come as JSON, so it cannot fail.

@@ -25,13 +25,15 @@ type request struct {
 	trigger              trigger
 
 	candidate
+	handoff
 	onRank    int // noRank while it waits
 	root      blockHash
 	cached    int
 	notBefore time.Time // of the first token
 	choices   []sequence
-	told      bool // the first record has been written
-	stalled   bool // nothing more comes by itself
+	given     json.RawMessage // of contextOnly: what the other engine needs; nil until there is something
+	told      bool            // the first record has been written
+	stalled   bool            // nothing more comes by itself
 	ended     bool
 }
 
@@ -58,8 +60,12 @@ func (e *engine) newRequest(m ipc.Request) (*request, *ipc.RequestError) {
 	if err := r.trigger.what.callError(); err != nil {
 		return r, err
 	}
-	if err := e.checkCall(&m); err != nil {
-		return r, err
+	var refused *ipc.RequestError
+	if r.handoff, refused = e.parseHandoff(&m); refused == nil {
+		refused = e.checkCall(&m, r.phase)
+	}
+	if refused != nil {
+		return r, refused
 	}
 	setFrom(&r.text.Seed, s.Seed)
 	if s.EndID != nil {
@@ -102,7 +108,7 @@ const maxLogProbs = 1024
 const maxPromptLogProbs = 500_000
 
 // checkCall refuses arguments that the engine cannot work with.
-func (e *engine) checkCall(m *ipc.Request) *ipc.RequestError {
+func (e *engine) checkCall(m *ipc.Request, p phase) *ipc.RequestError {
 	s := &m.Params.Sampling
 	switch {
 	case m.Params.Conversation != nil && !e.build.ConversationParams:
@@ -111,11 +117,9 @@ func (e *engine) checkCall(m *ipc.Request) *ipc.RequestError {
 		return callError(ipc.ErrorNotImplemented, "NotImplementedError", "no guided decoding backend is configured")
 	case s.UseBeamSearch != nil && *s.UseBeamSearch:
 		return callError(ipc.ErrorNotImplemented, "NotImplementedError", "no beam search")
-	case len(m.Params.Disaggregated) > 0 && !bothPhases(m.Params.Disaggregated):
-		return callError(ipc.ErrorNotImplemented, "NotImplementedError", "no disaggregated serving")
 	case len(m.Tokens) == 0:
 		return callError(ipc.ErrorRequest, "RequestError", "the prompt is empty")
-	case len(m.Tokens) > e.args.MaxNumTokens:
+	case len(m.Tokens) > e.args.MaxNumTokens && p != generationOnly: // which computes no prompt
 		return callError(ipc.ErrorRequest, "RequestError", fmt.Sprintf("the prompt has %d tokens, max_num_tokens is %d", len(m.Tokens), e.args.MaxNumTokens))
 	case len(m.Tokens) >= e.args.MaxSeqLen:
 		return callError(ipc.ErrorRequest, "RequestError", fmt.Sprintf("the prompt has %d tokens, max_seq_len is %d", len(m.Tokens), e.args.MaxSeqLen))
@@ -138,14 +142,6 @@ func (e *engine) checkCall(m *ipc.Request) *ipc.RequestError {
 		}
 	}
 	return nil
-}
-
-// bothPhases reports whether disaggregation parameters ask for nothing special.
-func bothPhases(raw json.RawMessage) bool {
-	var d struct {
-		RequestType string `json:"request_type"`
-	}
-	return json.Unmarshal(raw, &d) == nil && d.RequestType == "context_and_generation"
 }
 
 func callError(kind ipc.ErrorKind, class, message string) *ipc.RequestError {
@@ -188,7 +184,7 @@ func (r *request) advance(index int) {
 		q.chain.write(q.last)
 	}
 	mayEnd := !r.ignoreEOS && q.made+1 >= r.minTokens
-	token := r.text.Next(q.state, index, mayEnd)
+	token, probs := r.draw(q.state, index, mayEnd)
 	q.made++
 	q.changed = true
 	switch {
@@ -203,9 +199,29 @@ func (r *request) advance(index int) {
 	}
 	q.step = append(q.step, uint32(token))
 	if r.logProbs > 0 {
-		q.probs = append(q.probs, r.probsOf(q.state, token))
+		q.probs = append(q.probs, probs)
 	}
 	q.state, q.last = q.state.Add(token), token
+	if r.phase == contextOnly && q.finish == "" {
+		q.finish = "not_finished" // the other engine goes on
+	}
+}
+
+// draw returns a choice's next token and, if they are wanted, its log
+// probabilities. Where another engine has drawn the token, it is that one.
+func (r *request) draw(h State, index int, mayEnd bool) (int32, ipc.TokenLogProb) {
+	if first := r.first; first != nil {
+		r.first = nil
+		if r.probs == nil {
+			return *first, ipc.TokenLogProb{}
+		}
+		return *first, *r.probs
+	}
+	token := r.text.Next(h, index, mayEnd)
+	if r.logProbs == 0 {
+		return token, ipc.TokenLogProb{}
+	}
+	return token, r.probsOf(h, token)
 }
 
 // probsOf makes up log probabilities that depend on nothing but the sequence:

@@ -102,6 +102,7 @@ func Run(ctx context.Context, conn io.ReadWriteCloser, o Options) error {
 		return err
 	}
 	defer e.calls.close()
+	defer e.links.close()
 	return e.run()
 }
 

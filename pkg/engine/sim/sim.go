@@ -24,8 +24,9 @@
 // running request its next token, all in one outputs message.
 //
 // What is not modelled: time that depends on prompt length or batch, blocks
-// running out (eviction takes blocks of running requests too), chunked
-// prefill, beam search, guided decoding, disaggregation.
+// running out (eviction takes blocks of running requests too; only KV
+// that is held for another engine takes room), chunked prefill, beam search,
+// guided decoding.
 package sim
 
 import (
@@ -65,6 +66,12 @@ type Args struct {
 	FirstTokenDelay Duration `json:"first_token_delay,omitempty"` // from a request's admission to its first token
 	LoadTime        Duration `json:"load_time,omitempty"`
 	StatsInterval   Duration `json:"stats_interval,omitempty"` // 250ms: least time between two stats messages
+
+	// KVTransferHost is where the engine listens for those that take over its
+	// prefilled requests, and what it tells them; 127.0.0.1.
+	KVTransferHost    string   `json:"kv_transfer_host,omitempty"`
+	KVTransferTimeout Duration `json:"kv_transfer_timeout,omitempty"` // 1m: how long KV is held, and how long a transfer may take
+	KVTransferDelay   Duration `json:"kv_transfer_delay,omitempty"`   // what a transfer takes longer, half-way
 
 	Build            string `json:"build,omitempty"`             // "rc29": see Builds
 	ConfigUnreadable bool   `json:"config_unreadable,omitempty"` // hide the resolved configuration
@@ -159,6 +166,8 @@ func (a *Args) setDefaults() {
 	setDefault(&a.FairShare, 2)
 	setDefault(&a.Placement, RoundRobin)
 	setDefault(&a.StatsInterval, Duration(250*time.Millisecond))
+	setDefault(&a.KVTransferHost, "127.0.0.1")
+	setDefault(&a.KVTransferTimeout, Duration(time.Minute))
 	setDefault(&a.Build, "rc29")
 }
 
@@ -245,6 +254,9 @@ func (a *Args) resolved(build Build) map[string]any {
 		"max_batch_size":       a.MaxBatchSize,
 		"max_num_tokens":       a.MaxNumTokens,
 		"max_seq_len":          a.MaxSeqLen,
-		"kv_cache_config":      map[string]any{"enable_block_reuse": true, "tokens_per_block": a.BlockSize},
+		"cache_transceiver_config": map[string]any{
+			"backend": "DEFAULT", "kv_transfer_timeout_ms": time.Duration(a.KVTransferTimeout).Milliseconds(),
+		},
+		"kv_cache_config": map[string]any{"enable_block_reuse": true, "tokens_per_block": a.BlockSize},
 	}
 }

@@ -289,7 +289,7 @@ func TestRefusals(t *testing.T) {
 		"priority":             {prompt(1), func(g *ipc.Generate) { g.Priority = ptr(1.5) }, ipc.ErrorValue},
 		"guided":               {prompt(1), func(g *ipc.Generate) { g.Guided = &ipc.Guided{} }, ipc.ErrorNotImplemented},
 		"beam search":          {prompt(1), func(g *ipc.Generate) { g.Sampling.UseBeamSearch = ptr(true) }, ipc.ErrorNotImplemented},
-		"disaggregated":        {prompt(1), func(g *ipc.Generate) { g.Disaggregated = json.RawMessage(`{"request_type":"context_only"}`) }, ipc.ErrorNotImplemented},
+		"request type":         {prompt(1), func(g *ipc.Generate) { g.Disaggregated = json.RawMessage(`{"request_type":"prefill"}`) }, ipc.ErrorValue},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := streaming(4)

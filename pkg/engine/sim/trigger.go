@@ -24,6 +24,13 @@ const (
 	noFinish               // the request ends without a finish reason
 	timeout                // the request ends with "timeout"
 	unhealthy              // the health check turns false and the request stalls
+
+	transferLost     // the connection that carries the KV ends half-way
+	transferCorrupt  // the KV arrives changed
+	transferMismatch // the KV is said to be another context's
+	transferStall    // the prefill engine does not answer when it is asked for the KV
+	transferCrash    // the prefill engine crashes when it is asked for the KV
+	receiveCrash     // the decode engine crashes when half of the KV is there
 )
 
 // trigger is a misdeed and the number of tokens after which it happens.
@@ -47,6 +54,13 @@ var byName = map[string]trigger{
 	"no-finish":       {what: noFinish},
 	"timeout":         {what: timeout},
 	"unhealthy":       {what: unhealthy},
+
+	"transfer-lost":     {what: transferLost},
+	"transfer-corrupt":  {what: transferCorrupt},
+	"transfer-mismatch": {what: transferMismatch},
+	"transfer-stall":    {what: transferStall},
+	"transfer-crash":    {what: transferCrash},
+	"receive-crash":     {what: receiveCrash},
 }
 
 // byToken are the misdeeds that a prompt asks for with its first token, if the
