@@ -14,7 +14,7 @@ var errMismatch = errors.New("the engine came back other than it was")
 
 // leave implements service: new requests are refused, and frontends are told to send none. The model's card stays where it is, so that callers hear "unavailable" and not "no such model" from a frontend that knows no other worker.
 func (w *worker) leave(f *vitals.Failure) {
-	w.dispatcher.refuse("the engine failed and is being started again")
+	w.dispatcher.refuse("the engine failed")
 	w.engineFailure.Store(f)
 	w.health.Condition("engine").Fail(f.Error())
 	if err := w.withdraw(); err != nil {
@@ -23,7 +23,10 @@ func (w *worker) leave(f *vitals.Failure) {
 }
 
 // down implements service.
-func (w *worker) down(reason string) { w.health.Condition("engine").Fail(reason) }
+func (w *worker) down(reason string) {
+	w.health.ClearProgress() // of a start that came to nothing
+	w.health.Condition("engine").Fail(reason)
+}
 
 // approve implements service.
 func (w *worker) approve(ctx context.Context, p engineProcess) error {

@@ -112,9 +112,14 @@ type life struct {
 func (l *lives) begin(ctx context.Context) (engineProcess, error) {
 	l.restarting, l.noMore = context.WithCancel(context.Background())
 	p, err := l.start(ctx)
-	if err != nil {
-		l.counter.EngineFailed(string(detectorOf(err)))
-		return nil, err
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return nil, err // it was called off
+	default:
+		f := failureOf(err)
+		l.counter.EngineFailed(string(f.Detector))
+		return nil, f
 	}
 	close(l.adopt(p).left)
 	return p, nil

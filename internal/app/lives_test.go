@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"dynworker/internal/caller"
+	"dynworker/pkg/config"
 	"dynworker/pkg/protocol"
 
 	"github.com/stretchr/testify/require"
@@ -319,4 +320,36 @@ func TestADrainOverHTTP(t *testing.T) {
 
 func post(t *testing.T, r *running, path string) (int, string) {
 	return do(t, r, http.MethodPost, path)
+}
+
+// An engine that fails while the worker drains ends the drain, and is not started again.
+func TestAnEngineThatDiesInADrain(t *testing.T) {
+	w := newWorld(t)
+	r := w.start(quickly...)
+	c := w.caller()
+	streams := r.many(10, c, r.instance())
+	r.cancel()
+	require.Eventually(t, func() bool { return len(w.records()) == 1 }, patience, 5*time.Millisecond)
+	require.NoError(t, syscall.Kill(r.enginePID(), syscall.SIGKILL))
+	r.movedOn(streams)
+	require.NoError(t, r.wait())
+	require.NotContains(t, r.log.String(), "the engine is started again")
+	require.Empty(t, w.records())
+}
+
+func TestCanaryBody(t *testing.T) {
+	bos := uint32(7)
+	for role, disaggregated := range map[string]any{config.RoleAggregated: nil, config.RolePrefill: protocol.Map{"request_type": "context_and_generation"}, config.RoleDecode: protocol.Map{"request_type": "context_and_generation"}} {
+		for _, payload := range []string{"", "{}", `{"token_ids":[7],"disaggregated_params":null}`} {
+			body, err := canaryBody(payload, role, &bos)
+			require.NoError(t, err)
+			request, err := protocol.ParseRequest(protocol.CodecJSON, body)
+			require.NoError(t, err)
+			require.Equal(t, []int32{7}, request.TokenIDs)
+			require.Equal(t, true, request.Fields["_HEALTH_CHECK"])
+			require.Equal(t, disaggregated, request.Fields["disaggregated_params"], "%s %s", role, payload)
+		}
+	}
+	_, err := canaryBody("[]", config.RoleAggregated, nil)
+	require.Error(t, err)
 }
