@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,8 +23,19 @@ func (c *life) generate(ctx context.Context, g *ipc.Generate, tokens []int32) (h
 		return nil, err
 	}
 	w := &flight{engineStream: s, life: c, request: g.RequestID}
-	w.track = c.flights.Begin(len(tokens), w.giveUp)
+	w.track = c.flights.Begin(vitals.Request{Prompt: len(tokens), FromPeer: fromPeer(g)}, w.giveUp)
 	return w, nil
+}
+
+// fromPeer tells whether a request continues what a prefill worker has begun.
+func fromPeer(g *ipc.Generate) bool {
+	if g.Disaggregated == nil {
+		return false
+	}
+	var d struct {
+		RequestType string `json:"request_type"`
+	}
+	return json.Unmarshal(g.Disaggregated, &d) == nil && d.RequestType == "generation_only"
 }
 
 // flight is a request in one life of the engine. It tells the detectors what the engine does for it, and its reader what became of the engine.

@@ -282,3 +282,11 @@ func TestSuspectsAreBounded(t *testing.T) {
 		require.NoError(t, s.saw(canaryID))
 	}
 }
+
+func TestFromPeer(t *testing.T) {
+	require.True(t, fromPeer(&ipc.Generate{Disaggregated: json.RawMessage(`{"request_type":"generation_only"}`)}))
+	for _, none := range []string{`{"request_type":"context_and_generation"}`, `{"request_type":"context_only"}`, `null`, `[]`} {
+		require.False(t, fromPeer(&ipc.Generate{Disaggregated: json.RawMessage(none)}), none)
+	}
+	require.False(t, fromPeer(&ipc.Generate{}))
+}

@@ -37,7 +37,7 @@ func NewFlights(l Limits) *Flights {
 // Flight is one request. Wait, Got and Rest belong to the goroutine that reads its output and cost one atomic store each.
 type Flight struct {
 	flights *Flights
-	prompt  int
+	request Request
 	giveUp  func(error)
 	// state is the number of outputs, and in the lowest bit whether the reader waits.
 	state atomic.Uint64
@@ -49,9 +49,17 @@ type Flight struct {
 
 const waiting = 1
 
-// Begin notes a request with a prompt of so many tokens. giveUp is called at most once, from the goroutine that looks, when the request has been silent for too long; it must not block.
-func (f *Flights) Begin(prompt int, giveUp func(error)) *Flight {
-	fl := &Flight{flights: f, prompt: prompt, giveUp: giveUp}
+// Request is what the detectors need to know of a request.
+type Request struct {
+	// Prompt is its length in tokens.
+	Prompt int
+	// FromPeer says that another engine has to hand over the request's KV cache before this one can begin. Until its first output, its silence proves nothing about this engine.
+	FromPeer bool
+}
+
+// Begin notes a request. giveUp is called at most once, when the request has been silent for too long or by Drop; it must not block.
+func (f *Flights) Begin(r Request, giveUp func(error)) *Flight {
+	fl := &Flight{flights: f, request: r, giveUp: giveUp}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.open[fl] = struct{}{}
@@ -136,12 +144,14 @@ func (f *Flights) look(elapsed time.Duration) (stalled *Failure, silent []*Fligh
 			fl.silent = 0
 			continue
 		}
-		anyWaits++
 		fl.silent += elapsed
 		allowed := f.limits.Inactivity
+		if fl.seen > 0 || !fl.request.FromPeer {
+			anyWaits++
+		}
 		if fl.seen == 0 {
-			longest = max(longest, fl.prompt)
-			allowed += f.allowance(fl.prompt)
+			longest = max(longest, fl.request.Prompt)
+			allowed += f.allowance(fl.request.Prompt)
 		}
 		if f.limits.Inactivity > 0 && fl.silent >= allowed {
 			delete(f.open, fl)

@@ -33,7 +33,7 @@ func refuse(t *testing.T) func(error) {
 func TestAnEngineWithoutProgressIsFound(t *testing.T) {
 	f := NewFlights(Limits{NoProgress: 10 * time.Second})
 	quiet(t, f, 100)
-	one, two := f.Begin(5, refuse(t)), f.Begin(5, refuse(t))
+	one, two := f.Begin(Request{Prompt: 5}, refuse(t)), f.Begin(Request{Prompt: 5}, refuse(t))
 	quiet(t, f, 100) // nobody waits for the engine
 	one.Wait()
 	two.Wait()
@@ -56,11 +56,11 @@ func TestAnEngineWithoutProgressIsFound(t *testing.T) {
 // Requests that come and go do not hide that the engine answers none of them, but a moment with none is a new beginning.
 func TestOnlyOutputIsProgress(t *testing.T) {
 	f := NewFlights(Limits{NoProgress: 10 * time.Second})
-	last := f.Begin(1, refuse(t))
+	last := f.Begin(Request{Prompt: 1}, refuse(t))
 	last.Wait()
 	for range 9 {
 		quiet(t, f, 1)
-		next := f.Begin(1, refuse(t))
+		next := f.Begin(Request{Prompt: 1}, refuse(t))
 		next.Wait()
 		last.Rest()
 		last.End(false)
@@ -70,13 +70,13 @@ func TestOnlyOutputIsProgress(t *testing.T) {
 	require.NotNil(t, found)
 	last.End(false)
 	quiet(t, f, 1)
-	f.Begin(1, refuse(t)).Wait()
+	f.Begin(Request{Prompt: 1}, refuse(t)).Wait()
 	quiet(t, f, 9)
 }
 
 func TestALongPromptMayTakeItsTime(t *testing.T) {
 	f := NewFlights(Limits{NoProgress: 10 * time.Second, PerPromptToken: time.Millisecond})
-	long, short := f.Begin(20_000, refuse(t)), f.Begin(1000, refuse(t))
+	long, short := f.Begin(Request{Prompt: 20_000}, refuse(t)), f.Begin(Request{Prompt: 1000}, refuse(t))
 	long.Wait()
 	short.Wait()
 	quiet(t, f, 29)
@@ -90,9 +90,9 @@ func TestALongPromptMayTakeItsTime(t *testing.T) {
 func TestARequestThatGetsNothingIsGivenUp(t *testing.T) {
 	f := NewFlights(Limits{Inactivity: 10 * time.Second, PerPromptToken: time.Millisecond})
 	var why []error
-	silent := f.Begin(2000, func(err error) { why = append(why, err) })
+	silent := f.Begin(Request{Prompt: 2000}, func(err error) { why = append(why, err) })
 	silent.Wait()
-	lively := f.Begin(1, refuse(t))
+	lively := f.Begin(Request{Prompt: 1}, refuse(t))
 	for range 11 {
 		lively.Wait()
 		lively.Got()
@@ -108,11 +108,28 @@ func TestARequestThatGetsNothingIsGivenUp(t *testing.T) {
 	require.Equal(t, 1, f.Len())
 }
 
+// A prefill worker that has died leaves requests on a decode worker without their cache. That is no fault of the decode worker's engine.
+func TestARequestThatWaitsForAPeerProvesNothing(t *testing.T) {
+	f := NewFlights(Limits{NoProgress: 10 * time.Second, Inactivity: time.Minute})
+	given := 0
+	f.Begin(Request{Prompt: 1, FromPeer: true}, func(error) { given++ }).Wait()
+	quiet(t, f, 59)
+	require.Zero(t, given)
+	quiet(t, f, 1)
+	require.Equal(t, 1, given)
+	begun := f.Begin(Request{Prompt: 1, FromPeer: true}, refuse(t))
+	begun.Got()
+	begun.Wait()
+	quiet(t, f, 1)
+	_, after := look(f, 100)
+	require.Equal(t, 10, after, "it has its cache")
+}
+
 func TestDropGivesAllUp(t *testing.T) {
 	f := NewFlights(Limits{})
 	n, gone := 0, errors.New("gone")
 	for range 3 {
-		f.Begin(1, func(err error) {
+		f.Begin(Request{Prompt: 1}, func(err error) {
 			require.ErrorIs(t, err, gone)
 			n++
 		})
@@ -156,7 +173,7 @@ func TestTooManyFailures(t *testing.T) {
 func TestLookTellsWhatOneOfThemFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := NewFlights(Limits{NoProgress: 10 * time.Second})
-		f.Begin(1, refuse(t)).Wait()
+		f.Begin(Request{Prompt: 1}, refuse(t)).Wait()
 		start := time.Now()
 		found := Look(t.Context(), NewOutcomes(Tolerance{}), f)
 		require.Equal(t, Stall, found.Detector)
@@ -171,7 +188,7 @@ func TestLookTellsWhatOneOfThemFound(t *testing.T) {
 func TestWhatWasNotSeenIsNoStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := NewFlights(Limits{NoProgress: 10 * time.Second})
-		f.Begin(1, refuse(t)).Wait()
+		f.Begin(Request{Prompt: 1}, refuse(t)).Wait()
 		require.Nil(t, f.Look(witnessed(time.Hour, lookEvery)), "the worker was stopped for an hour")
 	})
 }
