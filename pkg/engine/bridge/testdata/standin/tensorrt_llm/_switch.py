@@ -15,6 +15,9 @@ Everything is read once from the environment, so a test chooses by setting varia
   STANDIN_LOAD_FAIL  text of an error the constructor raises
   STANDIN_WORKERS    number of worker processes, each in a session of its own, deaf to SIGTERM
   STANDIN_SHUTDOWN   hang: shutdown() never returns; fail: it raises
+  STANDIN_TRANSFER   1: generation_only goes on from KV that it gets from the other engine; else
+                     any hand-off will do, as when the recordings were made
+  STANDIN_TRANSFER_DELAY_MS  what a transfer takes longer, half-way
   STANDIN_HEALTH     hang: the health check never returns; fail: it raises
 """
 import os
@@ -44,6 +47,8 @@ LOAD_SECONDS = float(os.environ.get("STANDIN_LOAD_MS", "0")) / 1000.0
 LOAD_FAIL = os.environ.get("STANDIN_LOAD_FAIL", "")
 WORKERS = int(os.environ.get("STANDIN_WORKERS", "0"))
 SHUTDOWN = os.environ.get("STANDIN_SHUTDOWN", "")
+TRANSFER = os.environ.get("STANDIN_TRANSFER", "") == "1"
+TRANSFER_DELAY = float(os.environ.get("STANDIN_TRANSFER_DELAY_MS", "0")) / 1000.0
 HEALTH = os.environ.get("STANDIN_HEALTH", "")
 
 

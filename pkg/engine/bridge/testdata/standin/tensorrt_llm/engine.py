@@ -14,6 +14,8 @@ clients that can only send text the cache salt "trigger:ID" does the same:
   90014  the stream hangs after 3 tokens until it is aborted
   90015  hangs before its first token, and abort() is ignored
   90016  hangs before its first token until it is aborted
+  90017  the transfer of its KV ends half-way     90018  its KV arrives changed
+  90019  its KV is never sent
 """
 import asyncio
 import itertools
@@ -22,10 +24,10 @@ import os
 import threading
 import time
 
-from . import _routing, _workers
+from . import _routing, _transfer, _workers
 from ._record import log, plain
 from ._switch import (AFFINITY_FIELD, CONVERSATION, DELAY, GPUS, HEALTH, HIDE, LOAD_FAIL,
-                      LOAD_SECONDS, SHUTDOWN, STEPPED, VOCAB, noise)
+                      LOAD_SECONDS, SHUTDOWN, STEPPED, TRANSFER, VOCAB, noise)
 from .disaggregated_params import DisaggregatedParams
 from .executor.utils import EngineDeadError, RequestError
 from .sampling_params import SamplingParams
@@ -61,6 +63,10 @@ class GenerationResult:
         self.finished = self.aborted = False
         self.cached_tokens = 32 * (len(prompt) // 64)
         self.steps, self.base = 0, sum(prompt)
+        self.receives = (TRANSFER and self.disagg is not None
+                         and self.disagg.request_type == "generation_only")
+        if self.receives:
+            self.base = None            # comes with the KV
         self.trigger = trigger_of(prompt, self.salt)
         self.metrics_dict = {}
         self.wake, self.placed = asyncio.Event(), asyncio.Event()
@@ -87,10 +93,33 @@ class GenerationResult:
             raise StopAsyncIteration
         if self.serving_rank is None:
             await self.placed.wait()
+        if self.receives:
+            await self._receive()
         while True:
             await self._step()
             if self.streaming or self.finished:
                 return self
+
+    async def _receive(self):
+        """Gets the prompt's KV. An abort ends it, and the other engine is not told."""
+        self.receives = False
+        d, executor = self.disagg, self.llm._executor
+        context = d.ctx_request_id if d.disagg_request_id is None else d.disagg_request_id
+        transfer = asyncio.ensure_future(_transfer.fetch(
+            d.opaque_state or b"", context, self.prompt_token_ids, executor.transfer_timeout))
+        aborted = asyncio.ensure_future(self.wake.wait())
+        try:
+            await asyncio.wait((transfer, aborted), return_when=asyncio.FIRST_COMPLETED)
+            if not transfer.done():
+                log("dangling", request_id=self.request_id, context=context)
+                return
+            self.base = await transfer
+        except _transfer.TransferError as e:
+            self._finish("error")
+            raise RequestError(f"KV transfer: {e}") from e
+        finally:
+            transfer.cancel()
+            aborted.cancel()
 
     async def _step(self):
         if STEPPED and not self.aborted:
@@ -123,7 +152,8 @@ class GenerationResult:
         out.token_ids.append(token)
         if p.logprobs:
             out.logprobs = out.logprobs or []
-            out.logprobs.append(_logprobs(token, k, p.logprobs, vocab))
+            given = d.first_gen_log_probs if TRANSFER and k == 0 and d else None
+            out.logprobs.append(given[0] if given else _logprobs(token, k, p.logprobs, vocab))
         if p.prompt_logprobs and out.prompt_logprobs is None:
             ids = self.prompt_token_ids
             out.prompt_logprobs = [None] + [
@@ -142,9 +172,21 @@ class GenerationResult:
             out.disaggregated_params = DisaggregatedParams(
                 request_type="context_only", first_gen_tokens=list(out.token_ids),
                 first_gen_log_probs=out.logprobs, ctx_request_id=self.request_id,
-                opaque_state=b"standin-%d" % self.request_id,
+                opaque_state=self._hand_over(out),
                 disagg_request_id=d.disagg_request_id, ctx_dp_rank=self._context_rank(),
                 ctx_info_endpoint="tcp://standin:0")
+
+    def _hand_over(self, out):
+        if not TRANSFER or out.finish_reason == "stop":
+            return b"standin-%d" % self.request_id
+        own = self.disagg.disagg_request_id
+        try:
+            return self.llm._executor.holder.hold(
+                self.request_id if own is None else own, self.serving_rank,
+                self.prompt_token_ids, self.trigger)
+        except _transfer.TransferError as e:
+            self._finish("error")
+            raise RequestError(f"KV transfer: {e}") from e
 
     def _context_rank(self):
         return self.serving_rank if self.llm._executor.adp else self.asked_rank or 0
@@ -214,6 +256,9 @@ class Executor:
         self.event_ids = [itertools.count() for _ in range(self.ranks)]
         self.events = []
         self.step = None
+        transceiver = getattr(args, "cache_transceiver_config", None) or {}
+        self.transfer_timeout = transceiver.get("kv_transfer_timeout_ms", 60000) / 1000
+        self.holder = _transfer.Holder(self.block, self.transfer_timeout)
         if args.kv_cache_config.event_buffer_max_size:
             for rank in range(self.ranks):
                 self._event(rank, {"type": "created",
@@ -308,7 +353,7 @@ class Executor:
         kv_tokens = sum(len(r.prompt_token_ids) + r.steps for r in mine)
         return {
             "iter": self.iterations, "iterLatencyMS": 1.5, "attentionDpRank": rank,
-            "numActiveRequests": len(mine),
+            "numActiveRequests": len(mine) + self.holder.on(rank),
             "numQueuedRequests": len(self.waiting) if rank == 0 else 0,
             "maxNumActiveRequests": self.args.max_batch_size,
             "kvCacheStats": {"maxNumBlocks": self.BLOCKS, "usedNumBlocks": used,
@@ -441,6 +486,7 @@ class BaseLLM:
         if SHUTDOWN == "fail":
             raise RuntimeError("stand-in shutdown failed")
         _workers.stop(self._workers)
+        self._executor.holder.close()
         self._executor = None
 
 
