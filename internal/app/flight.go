@@ -122,6 +122,7 @@ func (f *flight) ended(ctx context.Context, err error) error {
 		f.life.owner.counter.StreamStalled()
 		return protocol.NewError(protocol.ReasonBackendResponseTimeout, silent.Error())
 	}
+	f.life.lost.Add(1)
 	if final := f.life.owner.suspects.saw(f.request); final != nil {
 		f.life.owner.counter.RequestSuspected()
 		return final

@@ -99,6 +99,8 @@ type life struct {
 	since    time.Time
 	// failed is set when the engine was found to have failed, before anything is done about it.
 	failed atomic.Pointer[vitals.Failure]
+	// lost counts the requests that ended because of that.
+	lost atomic.Uint64
 	// found takes what others find out about this life.
 	found chan *vitals.Failure
 	// entered takes what kept the worker from going back into service with this life.
@@ -211,12 +213,12 @@ func (l *lives) end(c *life, f *vitals.Failure) error {
 	<-c.left
 	l.budget.served(time.Since(c.since))
 	l.counter.EngineFailed(string(f.Detector))
-	l.log.Error().Str("detector", string(f.Detector)).Str("reason", f.Reason).Int("in_flight", c.flights.Len()).Dur("served", time.Since(c.since)).Msg("the engine failed")
+	l.log.Error().Str("detector", string(f.Detector)).Str("reason", f.Reason).Dur("served", time.Since(c.since)).Msg("the engine failed")
 	l.service.leave(f)
 	c.flights.Drop(f)
 	err := bounded(failedStop, c.Stop)
 	if exit := c.Exit(); exit != nil {
-		l.log.Error().EmbedObject(exit).Msg("engine died")
+		l.log.Error().EmbedObject(exit).Uint64("requests_lost", c.lost.Load()).Msg("engine died")
 	}
 	if errors.Is(err, engine.ErrUnkillable) {
 		return err
