@@ -37,6 +37,7 @@ func (w *worker) engineConfig() (engine.Config, error) {
 			w.health.SetProgress(p.Phase, p.Detail, p.Fraction)
 			w.engineDown("loading: " + p.Phase)
 		},
+		OnStats: func(s engine.Stats) { w.metrics.EngineHolds(heldForOthers(s.Rows)) },
 	}
 	switch c.Kind {
 	case config.EngineSim:

@@ -119,6 +119,10 @@ var (
 		"When the present engine began to serve, in seconds since 1970; 0 while there is none.", nil)
 	famEngineFailed = plain("dynworker_engine_failed_at_seconds", typeGauge,
 		"When an engine last failed, in seconds since 1970; 0 when none has.", nil)
+	famHeldRequests = plain("dynworker_engine_held_requests", typeGauge,
+		"Prefilled requests whose KV cache the engine holds until a decode engine has taken it; 0 where the engine does not tell (TensorRT-LLM does not).", nil)
+	famHeldBlocks = plain("dynworker_engine_held_blocks", typeGauge,
+		"Blocks of these requests, over all ranks.", nil)
 	famStreamStalls = plain("dynworker_engine_stream_stalls_total", typeCounter,
 		"Requests that were taken from an engine which gave nothing for them while it lived.", nil)
 	famSuspects = plain("dynworker_suspect_requests_total", typeCounter,

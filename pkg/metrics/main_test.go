@@ -93,6 +93,7 @@ func useAll(w *Worker) {
 	w.EngineServing()
 	w.EngineFailed("exit")
 	w.EngineRestarted("exit")
+	w.EngineHolds(2, 9)
 	w.StreamStalled()
 	w.RequestSuspected()
 	w.EngineOverran()

@@ -56,6 +56,7 @@ type Worker struct {
 	engineRestarts            *prometheus.CounterVec
 	engineServing             prometheus.Gauge
 	engineFailed              prometheus.Gauge
+	heldRequests, heldBlocks  prometheus.Gauge
 	streamStalls              prometheus.Counter
 	suspects                  prometheus.Counter
 	now                       func() time.Time
@@ -112,6 +113,7 @@ func newWorker(b *builder, o Options) *Worker {
 	}
 	w.engineServing = b.gauge(famEngineServing)
 	w.engineFailed = b.gauge(famEngineFailed)
+	w.heldRequests, w.heldBlocks = b.gauge(famHeldRequests), b.gauge(famHeldBlocks)
 	w.streamStalls = b.counter(famStreamStalls)
 	w.suspects = b.counter(famSuspects)
 	w.engineOverran = b.counter(famEngineOverran)
@@ -189,6 +191,7 @@ func (w *Worker) EngineFailed(detector string) {
 // EngineGone says that no engine serves any more.
 func (w *Worker) EngineGone() {
 	w.engineUp.Set(0)
+	w.EngineHolds(0, 0)
 	w.engineServing.Set(0)
 }
 
@@ -199,6 +202,13 @@ func (w *Worker) EngineServing() { w.engineServing.Set(seconds(w.now())) }
 // detector is what had found that out.
 func (w *Worker) EngineRestarted(detector string) {
 	w.engineRestarts.WithLabelValues(detector).Inc()
+}
+
+// EngineHolds sets how many prefilled requests the engine holds for decode
+// engines, and how many KV blocks they have. EngineGone makes both 0.
+func (w *Worker) EngineHolds(requests, blocks int) {
+	w.heldRequests.Set(float64(requests))
+	w.heldBlocks.Set(float64(blocks))
 }
 
 // StreamStalled counts a request that was taken from an engine which gave
