@@ -238,7 +238,7 @@ func (l *lives) again(f *vitals.Failure) error {
 		return fmt.Errorf("%w while the worker ends: %w", ErrEngineDied, f)
 	}
 	defer l.busy.Done()
-	for first := f; ; {
+	for first, since := f, time.Now(); ; {
 		pause, ok := l.budget.next()
 		if !ok {
 			return fmt.Errorf("%w and was started again %d times (engine.restart.max): %w", ErrEngineDied, l.budget.max, f)
@@ -248,7 +248,7 @@ func (l *lives) again(f *vitals.Failure) error {
 		p, err := l.next(pause)
 		switch {
 		case err == nil:
-			l.resume(p, first)
+			l.resume(p, first, since)
 			return nil
 		case l.restarting.Err() != nil:
 			return fmt.Errorf("%w while the worker ends: %w", ErrEngineDied, f)
@@ -282,7 +282,7 @@ func (l *lives) next(pause time.Duration) (engineProcess, error) {
 }
 
 // resume makes p the engine and puts the worker back into service, which may take as long as etcd is away; meanwhile the engine is looked after already.
-func (l *lives) resume(p engineProcess, after *vitals.Failure) {
+func (l *lives) resume(p engineProcess, after *vitals.Failure, since time.Time) {
 	c := l.adopt(p)
 	ctx, leave := context.WithCancel(l.restarting)
 	c.leave = leave
@@ -297,7 +297,7 @@ func (l *lives) resume(p engineProcess, after *vitals.Failure) {
 		}
 		if err == nil {
 			l.counter.EngineRestarted(string(after.Detector))
-			l.log.Info().Str("detector", string(after.Detector)).Msg("serving again")
+			l.log.Info().Str("detector", string(after.Detector)).Dur("after", time.Since(since)).Msg("serving again")
 		}
 		c.entered <- err
 	}()
