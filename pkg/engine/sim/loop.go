@@ -83,6 +83,8 @@ var (
 	ErrWorkerGone = errors.New("simulated engine: the worker is gone")
 	// ErrCrashed means that a request asked the engine to crash.
 	ErrCrashed = errors.New("simulated engine: crashed on request")
+	// ErrLeft means that a request asked the engine to end as if all was well.
+	ErrLeft = errors.New("simulated engine: left on request")
 )
 
 // FatalError is a failure that the engine has reported in a fatal message.
@@ -393,6 +395,8 @@ func (e *engine) misbehave(r *request) (handled bool, err error) {
 		return true, fatal("RuntimeError", "simulated engine failure")
 	case crash:
 		return true, ErrCrashed
+	case leave:
+		return true, ErrLeft
 	case noOutputs:
 		last(&ipc.Meta{NoOutputs: true})
 		e.finish(r, "no outputs")

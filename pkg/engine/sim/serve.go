@@ -17,12 +17,17 @@ import (
 // Options are the surroundings of a simulated engine.
 type Options struct {
 	Clock Clock // nil is the system's clock
+
+	// exit ends the process while the channel is open, as a crash does; nil
+	// where the engine has no process of its own.
+	exit func(code int)
 }
 
 // Main runs a simulated engine on the channel that the environment names, and
 // returns the process's exit status: 0 after a shutdown message, 1 when the
 // engine failed or its worker is gone, 2 when it was not started by a worker,
-// 134 (as after an abort) when a request asked for a crash.
+// 134 (as after an abort) when a request asked for a crash. A request can also
+// ask for an end with 0.
 func Main() int {
 	conn, err := channel()
 	if err != nil {
@@ -30,12 +35,8 @@ func Main() int {
 		return 2
 	}
 	fmt.Println("simulated engine: there is no model to load") // engines chat on stdout, and so does this one
-	err = Run(context.Background(), conn, Options{})
-	switch {
-	case err == nil:
+	if err = Run(context.Background(), conn, Options{exit: os.Exit}); err == nil {
 		return 0
-	case errors.Is(err, ErrCrashed):
-		return 134
 	}
 	fmt.Fprintln(os.Stderr, err)
 	return 1
@@ -78,7 +79,7 @@ func InProcess(ctx context.Context, o Options) (conn net.Conn, ended <-chan erro
 // Run is an engine's life on a channel: hello, configure, load, ready, and
 // then requests until it is told to stop, the channel ends, ctx is done, or a
 // request makes it fail. It closes conn. A nil error is an orderly end; the
-// others are ErrWorkerGone, ErrCrashed, *ArgError and *FatalError.
+// others are ErrWorkerGone, ErrCrashed, ErrLeft, *ArgError and *FatalError.
 func Run(ctx context.Context, conn io.ReadWriteCloser, o Options) error {
 	if o.Clock == nil {
 		o.Clock = systemClock{}
@@ -103,7 +104,16 @@ func Run(ctx context.Context, conn io.ReadWriteCloser, o Options) error {
 	}
 	defer e.calls.close()
 	defer e.links.close()
-	return e.run()
+	err = e.run()
+	if o.exit != nil {
+		switch {
+		case errors.Is(err, ErrLeft):
+			o.exit(0)
+		case errors.Is(err, ErrCrashed):
+			o.exit(134)
+		}
+	}
+	return err
 }
 
 // Mail besides the protocol's own types.

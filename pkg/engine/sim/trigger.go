@@ -19,6 +19,7 @@ const (
 	fatalError             // the engine fails as a whole
 	stall                  // no more tokens; only a cancel ends the request
 	crash                  // the process ends without a word
+	leave                  // the process ends without a word, with status 0
 	ignoreCancel           // a cancel has no effect
 	noOutputs              // a result without any choice in it
 	noFinish               // the request ends without a finish reason
@@ -49,6 +50,7 @@ var byName = map[string]trigger{
 	"fatal":           {what: fatalError},
 	"stall":           {what: stall},
 	"crash":           {what: crash},
+	"exit":            {what: leave},
 	"ignore-cancel":   {what: ignoreCancel},
 	"no-outputs":      {what: noOutputs},
 	"no-finish":       {what: noFinish},
