@@ -50,7 +50,10 @@ class Ending:
             if self.begun:
                 return
             self.begun = True
-        threading.Thread(target=self._guard, args=(run, *args), daemon=True).start()
+        try:
+            threading.Thread(target=self._guard, args=(run, *args), daemon=True).start()
+        except (RuntimeError, MemoryError):  # no memory for a thread, so not for a good order either
+            os._exit(ENGINE_FAILED)
 
     def _guard(self, run, *args):
         code = ENGINE_FAILED

@@ -54,6 +54,8 @@ class Engine:
         this request; any other exception means that the engine is broken."""
         try:
             call = self._call(prompt, order)
+        except MemoryError:
+            raise  # says nothing about the request
         except Exception as e:
             raise Refused("params", e) from e
         try:

@@ -54,6 +54,8 @@ class Server:
             self.ending.fatal(e)
         except OSError as e:
             wire.warn(f"engine channel: receive: {e}")
+        except Exception as e:  # such as no memory: an engine that hears nothing more is of no use
+            self.ending.fatal(e)
         self.ending.orphaned()
 
     def _handle(self, kind, payload):

@@ -3,9 +3,11 @@ import dataclasses
 import enum
 import json
 import pathlib
+import types
 import unittest
+from unittest import mock
 
-from dynworker_bridge import channel, engine, loading, probes, results
+from dynworker_bridge import channel, ending, engine, loading, probes, results, serve
 
 
 class Encode(unittest.TestCase):
@@ -152,6 +154,32 @@ class Records(unittest.TestCase):
         self.assertIsNone(results.performance([Nothing]))
         self.assertEqual(results.performance([Some]),
                          {"num_reused_blocks": 2, "num_missed_blocks": 0})
+
+
+class NoMemory(unittest.TestCase):
+    """Whatever runs out of memory first, the process has to end, or it holds its GPUs for nothing."""
+
+    def test_without_a_thread_for_the_end_it_comes_at_once(self):
+        for error in (RuntimeError("can't start new thread"), MemoryError()):
+            with mock.patch.object(ending.threading.Thread, "start", side_effect=error), \
+                    mock.patch.object(ending.os, "_exit") as left:
+                ending.Ending(None).fatal(MemoryError())
+            left.assert_called_once_with(ending.ENGINE_FAILED)
+
+    def test_it_is_not_the_fault_of_the_request(self):
+        made = object.__new__(engine.Engine)
+        with mock.patch.object(engine.Engine, "_call", side_effect=MemoryError):
+            self.assertRaises(MemoryError, made.submit, b"", {})
+        with mock.patch.object(engine.Engine, "_call", side_effect=KeyError("sampling")):
+            self.assertRaises(engine.Refused, made.submit, b"", {})
+
+    def test_a_reader_that_fails_ends_the_engine(self):
+        told = []
+        server = types.SimpleNamespace(
+            _channel=types.SimpleNamespace(read=mock.Mock(side_effect=MemoryError)),
+            ending=types.SimpleNamespace(fatal=told.append, orphaned=lambda: told.append("orphaned")))
+        serve.Server.read(server)
+        self.assertIsInstance(told[0], MemoryError)
 
 
 if __name__ == "__main__":
