@@ -73,12 +73,12 @@ class Processes:
         self._keeper = Keeper()
         atexit.register(self.close)
 
-    def start(self, argv, log, env=None, cwd=None):
+    def start(self, argv, log, env=None, cwd=None, stdin=subprocess.DEVNULL):
         """Starts argv with stdout and stderr appended to the file log."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the harness is ending")
-            child = Process(self, [str(a) for a in argv], Path(log), env, cwd)
+            child = Process(self, [str(a) for a in argv], Path(log), env, cwd, stdin)
             self._running.add(child)
             self._keeper.add(child.pid)
         return child
@@ -104,18 +104,22 @@ class Processes:
 class Process:
     """One child. stop() and kill() act on its whole process group."""
 
-    def __init__(self, owner, argv, log, env, cwd):
+    def __init__(self, owner, argv, log, env, cwd, stdin):
         self.argv = argv
         self.log = log
         self._owner = owner
         with open(log, "ab") as out:
             self._popen = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                argv, stdin=stdin, stdout=out, stderr=subprocess.STDOUT,
                 env=env, cwd=cwd, start_new_session=True)
         self.pid = self._popen.pid
 
     def running(self):
         return self._popen.poll() is None
+
+    def code(self):
+        """The exit code, negative for a signal; None while it runs."""
+        return self._popen.poll()
 
     def signal(self, number):
         """Signals the process alone, as a supervisor would."""

@@ -121,8 +121,13 @@ def _make_venv(base, venv):
 
 def worker_binary(repo, out):
     """Builds the daemon into the file out."""
+    return go_binary(repo, "./cmd/worker", out)
+
+
+def go_binary(repo, package, out):
+    """Builds a command of the repository into the file out."""
     env = dict(os.environ)
     # The NVML headers use deprecated declarations; their warnings say nothing about this project.
     env.setdefault("CGO_CFLAGS", "-Wno-deprecated-declarations")
-    _run(["go", "build", "-o", str(out), "./cmd/worker"], "go build ./cmd/worker", cwd=repo, env=env)
+    _run(["go", "build", "-o", str(out), package], f"go build {package}", cwd=repo, env=env)
     return Path(out)

@@ -142,6 +142,10 @@ class Etcd(_Server):
         subprocess.run([provision.find("etcdctl"), f"--endpoints={self.url}", "lease", "revoke", f"{lease:x}"],
                        check=True, capture_output=True, env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"}, timeout=20)
 
+    def delete(self, key):
+        """Deletes one key, as an operator with etcdctl would."""
+        self._call("kv/deleterange", {"key": _b64(key.encode())})
+
     def watch(self, prefix):
         return Watch(self.port, prefix)
 

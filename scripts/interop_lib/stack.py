@@ -38,11 +38,11 @@ class Stack:
         self.frontends = []
         self.workers = []
 
-    def worker(self, **settings):
-        """Starts one more worker; a key is written with __ for each dot."""
+    def worker(self, wait=True, log=None, **settings):
+        """Starts one more worker; a key is written with __ for each dot. wait=False does not wait until it is registered."""
         keys = {k.replace("__", "."): v for k, v in settings.items()}
         worker = Worker(self.setup.processes, self.setup.binary, self.folder / f"worker-{len(self.workers)}",
-                        self.plane, self.etcd, self.nats, self.setup.model, keys)
+                        self.plane, self.etcd, self.nats, self.setup.model, keys, wait, log)
         self.workers.append(worker)
         return worker
 

@@ -32,10 +32,12 @@ class Worker:
     """One `worker serve` in its own folder.
 
     settings are configuration keys that differ from the base of all checks,
-    None where the key shall not be set at all.
+    None where the key shall not be set at all. wait=False returns as soon as
+    the process runs; what is known of a registered worker is missing then. log
+    is where its output goes, if not to the folder.
     """
 
-    def __init__(self, processes, binary, folder, plane, etcd, nats, model, settings=None):
+    def __init__(self, processes, binary, folder, plane, etcd, nats, model, settings=None, wait=True, log=None):
         folder.mkdir(parents=True)
         self._log = folder / "calls.jsonl"
         self._etcd = etcd
@@ -65,7 +67,9 @@ class Worker:
         known = set(etcd.list(INSTANCES))
         self.process = processes.start(
             [binary, "serve", *(word for k, v in values.items() for word in ("--set", f"{k}={v}"))],
-            folder / "worker.log", env=clean(), cwd=folder)
+            log or folder / "worker.log", env=clean(), cwd=folder)
+        if not wait:
+            return
         wait_for("the worker to register", 60, lambda: not self.process.running() or set(etcd.list(INSTANCES)) - known)
         if not self.process.running():
             raise RuntimeError(f"the worker ended with exit code {self.process.wait(1)}:\n{self.process.tail()}")
