@@ -11,6 +11,7 @@ import (
 	"dynworker/pkg/handlers"
 	"dynworker/pkg/ingress"
 	"dynworker/pkg/metrics"
+	"dynworker/pkg/phases"
 	"dynworker/pkg/protocol"
 	"dynworker/pkg/respstream"
 
@@ -30,6 +31,7 @@ type dispatcher struct {
 	dialer    *respstream.Dialer
 	handler   generator
 	metrics   *metrics.Endpoint
+	phases    *phases.Tracker
 	log       zerolog.Logger
 	now       func() time.Time
 	// refusing is not nil while the worker is known to be unable to serve.
@@ -87,6 +89,8 @@ func (d *dispatcher) promptTokens(del *ingress.Delivery) int {
 func (d *dispatcher) serve(del *ingress.Delivery) {
 	count := d.metrics.Begin(del.Size, transit(del))
 	defer count.End()
+	track := d.phases.Begin(del.RequestID)
+	defer track.End()
 	log := d.log.With().Str("request_id", del.RequestID).Logger()
 	stream, err := d.dialer.Dial(d.work, del.Control.Connection)
 	if err != nil {
@@ -117,6 +121,7 @@ func (d *dispatcher) serve(del *ingress.Delivery) {
 		return
 	}
 	count.Waiting()
+	track.Enter(phases.Queue)
 	release, err := d.admission.slot(stream.Context())
 	if err != nil {
 		d.settle(stream, count, log, waited(err))
@@ -124,7 +129,8 @@ func (d *dispatcher) serve(del *ingress.Delivery) {
 	}
 	defer release()
 	count.Running()
-	out := &countingSink{Stream: stream, count: count, dispatcher: d}
+	call.Submitted = handOn(track, call)
+	out := &countingSink{Stream: stream, count: count, track: track, dispatcher: d}
 	d.settle(stream, count, log, d.handler.Generate(stream.Context(), call, out))
 }
 
@@ -224,8 +230,10 @@ func cancelKind(err error) metrics.Cancel {
 type countingSink struct {
 	*respstream.Stream
 	count      *metrics.Request
+	track      *phases.Request
 	dispatcher *dispatcher
 	started    bool
+	decoding   bool
 }
 
 func (s *countingSink) Send(c *protocol.Chunk) error {
@@ -235,6 +243,11 @@ func (s *countingSink) Send(c *protocol.Chunk) error {
 	if !s.started {
 		s.started = true
 		s.count.FirstResponse()
+	}
+	s.track.Output()
+	if !s.decoding && c.Finish == protocol.FinishNone { // an answer of one chunk has nothing that comes after the first output
+		s.decoding = true
+		s.track.Enter(phases.Decode)
 	}
 	s.count.Frame(len(c.TokenIDs))
 	return s.Stream.Send(c)

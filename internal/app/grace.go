@@ -17,6 +17,7 @@ func LongestStop(cfg *config.Config) time.Duration {
 		stopPlane,                          // request plane
 		stopSession,                        // etcd client
 		lingerTimeout,                      // response plane
+		stopPhases,                         // slow requests
 		cfg.Engine.StopTimeout + stopSlack, // engine
 		stopServer,                         // engine program
 		stopServer,                         // model file server

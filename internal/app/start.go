@@ -13,6 +13,7 @@ import (
 	"dynworker/pkg/ingress/tcpplane"
 	"dynworker/pkg/metrics"
 	"dynworker/pkg/modelcard"
+	"dynworker/pkg/phases"
 	"dynworker/pkg/status"
 
 	"golang.org/x/sync/errgroup"
@@ -20,7 +21,7 @@ import (
 
 // start brings the worker up to the point where frontends send requests.
 func (w *worker) start(ctx context.Context) error {
-	w.metrics = metrics.New(metrics.Options{Version: w.opts.Version, Namespace: w.cfg.ServingNamespace(), Component: w.cfg.Component, Endpoint: w.cfg.Endpoint, Model: w.cfg.Model.ServedName(), AffinityReasons: affinityReasons(), Detectors: detectors(), LostLogLines: w.opts.LostLogLines})
+	w.metrics = metrics.New(metrics.Options{Version: w.opts.Version, Namespace: w.cfg.ServingNamespace(), Component: w.cfg.Component, Endpoint: w.cfg.Endpoint, Model: w.cfg.Model.ServedName(), AffinityReasons: affinityReasons(), Detectors: detectors(), Phases: phases.Names(), LostLogLines: w.opts.LostLogLines})
 	w.health = status.NewHealth(status.Options{StartReady: w.cfg.System.StartingHealthStatus == config.StatusReady, OnTransition: w.logTransition})
 	// Declared before anything can be well, so that readiness cannot flicker.
 	w.health.Condition("engine")
@@ -135,7 +136,7 @@ func (w *worker) makeDispatcher() error {
 	w.metrics.SetKVCapacity(gate.Ranks(), uint64(w.ready.KV.TotalBlocks))
 	w.dispatcher = &dispatcher{
 		work: w.work, admission: newAdmission(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue, w.cfg.Admission.MaxPromptTokens), dialer: w.dialer, handler: handler,
-		metrics: endpoint, log: w.component("dispatch"), now: time.Now,
+		metrics: endpoint, phases: w.followPhases(), log: w.component("dispatch"), now: time.Now,
 	}
 	return nil
 }

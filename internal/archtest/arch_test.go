@@ -94,6 +94,7 @@ var mayImport = map[string][]string{
 	"dynworker/pkg/engineargs":    {"dynworker/pkg/config/origin", "dynworker/internal/logging"},
 	"dynworker/pkg/engine/ipc":    {},
 	"dynworker/pkg/metrics":       {},
+	"dynworker/pkg/phases":        {},
 	"dynworker/pkg/status":        {},
 	"dynworker/pkg/discovery":     {"dynworker/internal/logging"},
 	"dynworker/pkg/handlers":      {"dynworker/pkg/protocol", "dynworker/pkg/wire", "dynworker/pkg/affinity", "dynworker/pkg/engine/ipc"},

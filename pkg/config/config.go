@@ -403,6 +403,9 @@ type HealthCheck struct {
 type Log struct {
 	Level  string `mapstructure:"level"`
 	Format string `mapstructure:"format"`
+	// SlowRequest is for how long a request may make no progress before it is
+	// logged; 0 is never.
+	SlowRequest time.Duration `mapstructure:"slow_request"`
 }
 
 // Default returns the configuration in which nothing is set. It is valid, but
@@ -528,7 +531,7 @@ func Default() *Config {
 			Wait:    10 * time.Second,
 			Timeout: 3 * time.Second,
 		},
-		Log: Log{Level: "info", Format: "json"},
+		Log: Log{Level: "info", Format: "json", SlowRequest: 30 * time.Second},
 	}
 }
 

@@ -221,6 +221,7 @@ var keys = []*key{
 
 	{name: "log.level", doc: "Least important level that is logged.", choices: []string{"trace", "debug", "info", "warn", "error", "off"}},
 	{name: "log.format", doc: "json for machines, console for people.", choices: []string{"json", "console"}},
+	{name: "log.slow_request", doc: "Time without progress (a next phase, a token) after which a request is logged with the phase in which it is stuck; 0 is never."},
 }
 
 // simPrefix is in front of the simulated engine's arguments.

@@ -90,6 +90,8 @@ type Call struct {
 	Codec protocol.Codec
 	// Trace holds the trace headers that came with the request; nil for a canary, which sends none.
 	Trace map[string]string
+	// Submitted, if set, is called when the request is about to go to the engine.
+	Submitted func(*ipc.Generate)
 	// Canary marks the worker's own health check: it counts no business metrics and is logged at debug level.
 	Canary bool
 }
@@ -172,6 +174,9 @@ func (h *Handler) Generate(ctx context.Context, call *Call, out Sink) error {
 	if p.budget == 0 {
 		h.logAccepted(call, p, 0)
 		return answerEmpty(p, out)
+	}
+	if call.Submitted != nil {
+		call.Submitted(&p.generate)
 	}
 	stream, err := h.cfg.Engine.Generate(ctx, &p.generate, call.Request.TokenIDs)
 	if err != nil {

@@ -142,6 +142,13 @@ var (
 	famFirstToken = plain("dynworker_time_to_first_token_seconds", typeHistogram,
 		"Time from taking a request up to its first chunk.",
 		[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300})
+	famPhaseTook = plain("dynworker_request_phase_seconds", typeHistogram,
+		"Time that a request spent in a phase: accept (calling the frontend back), queue (for a slot), prefill (in the engine, until its first output), transfer (the same on a decode worker, which fetches KV blocks in it), decode (from the first output to the end).",
+		[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}, "phase")
+	famPhaseIn = plain("dynworker_requests_in_phase", typeGauge,
+		"Requests that are in a phase now.", nil, "phase")
+	famPhaseStuck = plain("dynworker_slow_requests_total", typeCounter,
+		"Requests that made no progress for log.slow_request, by the phase in which they were stuck. A request can count in more than one phase.", nil, "phase")
 	famRequestErrors = plain("dynworker_request_errors_total", typeCounter,
 		"The same errors as dynamo_component_errors_total, by how far the request had come: before_accept, before_first_token, mid_stream.", nil, "phase", "error_type")
 	famCancels = plain("dynworker_cancels_total", typeCounter,

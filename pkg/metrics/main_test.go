@@ -24,7 +24,7 @@ func (c *clock) advance(d time.Duration) { c.t = c.t.Add(d) }
 
 func newWorkerAt(c *clock) *Worker {
 	return New(Options{Version: "1.2.3", Namespace: "oracle", Component: "backend", Endpoint: "generate", Model: "tiny",
-		AffinityReasons: []string{"conversation"}, Now: c.now})
+		AffinityReasons: []string{"conversation"}, Phases: []string{"queue", "prefill"}, Now: c.now})
 }
 
 func parse(t *testing.T, r io.Reader) map[string]*dto.MetricFamily {
@@ -97,6 +97,9 @@ func useAll(w *Worker) {
 	w.StreamStalled()
 	w.RequestSuspected()
 	w.EngineOverran()
+	w.PhaseEntered(1)
+	w.PhaseStuck(1)
+	w.PhaseLeft(1, time.Second)
 	w.SetKVCapacity(2, 1024)
 	w.SetKVUsage(1, 0.5)
 	w.PromptTokens(10, 4)

@@ -39,6 +39,9 @@ type Options struct {
 	AffinityReasons []string
 	// Detectors are the values that EngineFailed is called with; like the reasons.
 	Detectors []string
+	// Phases are the values of the label phase; PhaseEntered, PhaseLeft and
+	// PhaseStuck are called with an index into them.
+	Phases []string
 	// LostLogLines is a total; nil means that it stays 0.
 	LostLogLines func() uint64
 	// Now replaces the clock in tests; nil means time.Now.
@@ -50,6 +53,7 @@ type Worker struct {
 	gatherer *gatherer
 	endpoint *Endpoint
 
+	phases                    []phaseMetrics
 	engineUp                  prometheus.Gauge
 	engineStarts              prometheus.Counter
 	engineFailures            *prometheus.CounterVec
@@ -93,6 +97,8 @@ func newWorker(b *builder, o Options) *Worker {
 	}
 	w := &Worker{model: o.Model, component: o.Component}
 	w.endpoint = newEndpoint(b, o, now)
+
+	w.phases = newPhases(b, o.Phases)
 
 	started := now()
 	b.uptime(func() float64 { return now().Sub(started).Seconds() })
