@@ -189,6 +189,7 @@ type Watch struct {
 	FailureWindow    time.Duration `mapstructure:"failure_window"`
 	FailureShare     float64       `mapstructure:"failure_share"`
 	FailureCount     int           `mapstructure:"failure_count"`
+	FatalTexts       []string      `mapstructure:"fatal_texts"`
 	CanaryFailures   int           `mapstructure:"canary_failures"`
 }
 
@@ -449,7 +450,9 @@ func Default() *Config {
 				FailureWindow:    time.Minute,
 				FailureShare:     0.8,
 				FailureCount:     30,
-				CanaryFailures:   3,
+				// The first four are what TensorRT-LLM's own loop takes for lasting; the others were seen in the field after a peer's death had spoiled the buffers for KV transfer.
+				FatalTexts:     []string{"illegal memory access", "unspecified launch failure", "device-side assert", "unrecoverable", "process must restart", "process must be restarted"},
+				CanaryFailures: 3,
 			},
 			Args: map[string]any{},
 			TRTLLM: TRTLLM{

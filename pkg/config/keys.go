@@ -92,6 +92,7 @@ var keys = []*key{
 	{name: "engine.watch.failure_window", doc: "Time over which failures of requests in the engine are counted.", check: positive},
 	{name: "engine.watch.failure_share", doc: "The engine counts as failed when this share of the requests in the window failed in it; 0 is never.", check: share},
 	{name: "engine.watch.failure_count", doc: "And at least this many did.", check: atLeast(1)},
+	{name: "engine.watch.fatal_texts", doc: "The engine counts as failed when three requests in a row fail in it with one of these in their error, whatever their case."},
 	{name: "engine.watch.canary_failures", doc: "The engine counts as failed when this many health checks in a row get no good answer, see health_check; 0 is never.", check: atLeast(0)},
 
 	{name: "engine.args", doc: "Arguments of TensorRT-LLM, merged after the engine file and like one: entries replace, those of kv_cache_config one by one.", show: showTree},
