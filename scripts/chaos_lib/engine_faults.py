@@ -3,10 +3,11 @@
 import os
 import signal
 
+from interop_lib.procs import wait_for
 from interop_lib.report import expect
 
 from .faults import fault
-from .scene import FIXED, MOVED, gone
+from .scene import FIXED, MOVED, PATIENCE, gone
 
 
 def noticed(daemon, detectors):
@@ -142,6 +143,42 @@ def one_stream_hangs(s):
         return f"{grown:.0f} requests taken from the engine" if grown >= 60 else False
     s.strike("engine: gives nothing for 60 of its requests", lambda: s.traffic.aside(FIXED, "hang", ["sim:stall:5"] * 60, worker=s.victim.worker.instance_id),
              taken, s.answering(), at=s.victim, bites=FIXED)
+
+
+@fault("pair")
+def not_restarted(s):
+    """A worker that must not start its engine again."""
+    ends_with_its_engine(s, "engine: SIGKILL, restart policy never", 1, engine__restart__policy="never")
+
+
+@fault("pair")
+def restarted_too_often(s):
+    """A worker that may start its engine again once in an hour."""
+    ends_with_its_engine(s, "engine: SIGKILL, again as soon as it is back, one restart allowed", 2, engine__restart__max=1, engine__restart__window="1h")
+
+
+def ends_with_its_engine(s, title, kills, **settings):
+    """The engine is killed so many times, of which the worker survives all but the last."""
+    victim = s.replace(s.victim, **settings)
+    s.heal()
+    tree = victim.tree()
+
+    def strike():
+        for kill in range(kills):
+            wait_for("the engine to be back", PATIENCE, lambda k=kill: victim.metric("dynworker_engine_restarts_total") == k and victim.ready())
+            tree[:] = victim.tree()
+            os.kill(victim.engine().pid, signal.SIGKILL)
+
+    def ended():
+        """the worker to end"""
+        if victim.process.running():
+            return False
+        expect(victim.process.code() == 1, f"exit code {victim.process.code()}, wanted 1")
+        expect(victim.logged('"detector":"exit"'), "no log line names the detector")
+        expect(victim.worker.records() == {}, f"left in etcd: {list(victim.worker.records())}")
+        gone(tree, 10)
+        return "exit 1"
+    s.strike(title, strike, ended, at=victim, bites=FIXED)
 
 
 @fault("pair", quick=True)

@@ -8,6 +8,7 @@ from .faults import fault
 from .scene import FIXED, LEASE, MOVED, all_of, counted, later, says
 
 BOTH = (MOVED, FIXED)
+AWAY = 1.6 * LEASE   # longer than any lease lives
 
 
 def registered(s):
@@ -48,9 +49,9 @@ def paused(s):
 
     def freeze():
         s.etcd.freeze()
-        later(2.5 * LEASE, lambda: (s.etcd.thaw(), back.set()))
+        later(AWAY, lambda: (s.etcd.thaw(), back.set()))
     records = registered(s)
-    s.strike(f"etcd: stopped for {2.5 * LEASE} s (SIGSTOP)", freeze, says(s.victim, "etcd"),
+    s.strike(f"etcd: stopped for {AWAY:.0f} s (SIGSTOP)", freeze, says(s.victim, "etcd"),
              all_of(back.is_set, records, ready(s), s.answering()), whole=(), struck=BOTH)
 
 
@@ -60,9 +61,9 @@ def killed(s):
 
     def kill():
         s.etcd.kill()
-        later(2 * LEASE, lambda: (s.etcd.restart(), back.set()))
+        later(AWAY, lambda: (s.etcd.restart(), back.set()))
     records = registered(s)
-    s.strike(f"etcd: gone for {2 * LEASE} s", kill, says(s.victim, "etcd"), all_of(back.is_set, records, ready(s)), whole=(), struck=BOTH)
+    s.strike(f"etcd: gone for {AWAY:.0f} s", kill, says(s.victim, "etcd"), all_of(back.is_set, records, ready(s)), whole=(), struck=BOTH)
 
 
 @fault("etcd", quick=True)

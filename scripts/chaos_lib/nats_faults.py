@@ -8,7 +8,9 @@ from .faults import fault
 from .scene import FIXED, MOVED, all_of, counted, later, says
 
 BOTH = (MOVED, FIXED)
-AWAY = 12
+AWAY = 8
+# A server that stands still is found out by two pings without an answer, ten seconds apart.
+SILENT = 35
 
 
 def serving(s, back):
@@ -52,8 +54,8 @@ def paused(s):
 
     def freeze():
         s.nats.freeze()
-        later(AWAY, lambda: (s.nats.thaw(), back.set()))
-    s.strike(f"NATS: stopped for {AWAY} s (SIGSTOP)", freeze, says(s.victim, "nats"), serving(s, back), whole=(), struck=BOTH)
+        later(SILENT, lambda: (s.nats.thaw(), back.set()))
+    s.strike(f"NATS: stopped for {SILENT} s (SIGSTOP)", freeze, says(s.victim, "nats"), serving(s, back), whole=(), struck=BOTH)
 
 
 @fault("pair", quick=True)

@@ -19,7 +19,7 @@ from .scene import PATIENCE
 # Faults that end the victim are for the first worker, which is made anew; the others find either.
 ENDS_WORKER = ("worker", "machine")
 # Their workers or their clients are special.
-NOT_IN_A_SOAK = ("machine.disk_full", "worker.sigterm_without_budget")
+NOT_IN_A_SOAK = ("machine.disk_full", "worker.sigterm_without_budget", "engine.not_restarted", "engine.restarted_too_often", "engine.load_stands_still")
 
 
 def duration(text):

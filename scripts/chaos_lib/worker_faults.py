@@ -3,12 +3,13 @@
 import os
 import signal
 import subprocess
+import time
 
 from interop_lib.procs import wait_for
 from interop_lib.report import expect
 
 from .faults import fault
-from .scene import FIXED, MOVED, gone, without_errors
+from .scene import FIXED, MOVED, PATIENCE, gone, without_errors
 
 # Seconds in which nothing of an engine may be left.
 TREE_GONE = 10
@@ -104,6 +105,37 @@ def withdrawn(victim):
 def sigint(s):
     s.strike("worker: SIGINT, budget 30 s", lambda: s.withdraw(s.victim, signal.SIGINT), withdrawn(s.victim),
              ended(s.victim, 0, clean=True), at=s.victim, whole=(MOVED, FIXED))
+
+
+@fault("pair", quick=True)
+def drained_over_http(s):
+    """The drain that a preStop hook orders; the process stays until it is told to end."""
+    victim = s.victim
+    order = []
+
+    def strike():
+        s.withdrawals.append(time.monotonic())
+        order.append(ask_drain(victim))
+
+    def drained():
+        """the worker to say that it is drained"""
+        answer = ask_drain(victim)
+        if answer["status"] != "drained":
+            return False
+        expect(victim.live() and not victim.ready(), "a drained worker is to be live and not ready")
+        expect(victim.worker.records() == {}, f"left in etcd: {list(victim.worker.records())}")
+        without_errors(victim)
+        victim.worker.terminate()
+        code = victim.process.wait(PATIENCE)
+        expect(code == 0, f"exit code {code} on SIGTERM after the drain")
+        return f"{order[0]['in_flight']} in flight when ordered, exit 0 on SIGTERM after it"
+    s.strike("worker: drain ordered over HTTP", strike, withdrawn(victim), drained, at=victim, whole=(MOVED, FIXED))
+
+
+def ask_drain(daemon):
+    answer = daemon.worker.status.post("/engine/control/drain", {})
+    expect(answer.status in (200, 202) and isinstance(answer.body, dict), f"the drain route answers {answer}")
+    return answer.body
 
 
 @fault("pair", quick=True)
