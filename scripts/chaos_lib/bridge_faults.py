@@ -30,7 +30,7 @@ def poison(s, title, detector, trigger):
     fails(s, title, detector, lambda: s.traffic.aside(FIXED, "poison", [f"trigger:{trigger}"]))
 
 
-@fault("bridge", quick=True)
+@fault("bridge")
 def rank_killed(s):
     rank = ranks(s.victim)[0]
     fails(s, "bridge: a rank is killed", "rank", lambda: os.kill(rank.pid, signal.SIGKILL))
@@ -57,12 +57,12 @@ def ill(s):
     poison(s, "bridge: health check turns false", "health", 90010)
 
 
-@fault("bridge")
+@fault("bridge", quick=True)
 def blocked(s):
     poison(s, "bridge: executor dead, interpreter blocked", "stall|fatal|health", 90013)
 
 
-@fault("bridge", quick=True)
+@fault("bridge")
 def no_memory(s):
     """The engine cannot get any more memory."""
     engine = s.victim.engine()
@@ -77,7 +77,7 @@ def no_memory(s):
     fails(s, "bridge: engine gets no more memory", "fatal|exit|protocol|health|stall", strike)
 
 
-@fault("bridge", quick=True)
+@fault("bridge")
 def worker_killed(s):
     ranks(s.victim)
     died(s, "bridge: worker SIGKILL, ranks deaf to SIGTERM", signal.SIGKILL, (-9,))
