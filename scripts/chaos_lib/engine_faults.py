@@ -88,7 +88,7 @@ def crash(s):
     poison(s, "engine: exits with 134 in a request", "exit", "sim:crash:3")
 
 
-@fault("pair", quick=True)
+@fault("pair")
 def exit_zero(s):
     poison(s, "engine: exits with 0 in a request", "exit", "sim:exit:3")
 

@@ -53,7 +53,7 @@ def in_budget_once(s):
     roll(s, 1, "30s", (MOVED, FIXED))
 
 
-@fault("fleet", quick=True)
+@fault("fleet")
 def without_budget_once(s):
     roll(s, 1, "0s", (MOVED,), FIXED)
 

@@ -107,7 +107,7 @@ def sigint(s):
              ended(s.victim, 0, clean=True), at=s.victim, whole=(MOVED, FIXED))
 
 
-@fault("pair", quick=True)
+@fault("pair")
 def drained_over_http(s):
     """The drain that a preStop hook orders; the process stays until it is told to end."""
     victim = s.victim
