@@ -121,7 +121,7 @@ func (w *worker) startEngine(ctx context.Context) error {
 		budget:    restartBudget{max: c.Restart.Max, window: c.Restart.Window, backoff: c.Restart.Backoff, cap: c.Restart.BackoffMax, jitter: randomJitter},
 		suspects:  newSuspects(c.Restart.SuspectAfter),
 		limits:    vitals.Limits{NoProgress: c.Watch.NoProgress, Inactivity: c.Watch.StreamInactivity, PerPromptToken: c.Watch.PromptAllowance},
-		tolerance: vitals.Tolerance{Window: c.Watch.FailureWindow, Share: c.Watch.FailureShare, Count: c.Watch.FailureCount, FatalTexts: c.Watch.FatalTexts},
+		tolerance: vitals.Tolerance{Window: c.Watch.FailureWindow, Share: c.Watch.FailureShare, Count: c.Watch.FailureCount},
 		questions: vitals.Questions{Interval: c.Watch.HealthInterval, Timeout: c.Watch.HealthTimeout},
 	}
 	p, err := w.lives.begin(ctx)

@@ -189,7 +189,6 @@ type Watch struct {
 	FailureWindow    time.Duration `mapstructure:"failure_window"`
 	FailureShare     float64       `mapstructure:"failure_share"`
 	FailureCount     int           `mapstructure:"failure_count"`
-	FatalTexts       []string      `mapstructure:"fatal_texts"`
 	CanaryFailures   int           `mapstructure:"canary_failures"`
 }
 
@@ -240,6 +239,7 @@ type Sim struct {
 	KVTransferHost       string        `mapstructure:"kv_transfer_host"`
 	KVTransferTimeout    time.Duration `mapstructure:"kv_transfer_timeout"`
 	KVTransferDelay      time.Duration `mapstructure:"kv_transfer_delay"`
+	KVTransferLoseEvery  int           `mapstructure:"kv_transfer_lose_every"`
 	Build                string        `mapstructure:"build"`
 	CallsLog             string        `mapstructure:"calls_log"`
 }
@@ -450,9 +450,7 @@ func Default() *Config {
 				FailureWindow:    time.Minute,
 				FailureShare:     0.8,
 				FailureCount:     30,
-				// The first four are what TensorRT-LLM's own loop takes for lasting; the others were seen in the field after a peer's death had spoiled the buffers for KV transfer.
-				FatalTexts:     []string{"illegal memory access", "unspecified launch failure", "device-side assert", "unrecoverable", "process must restart", "process must be restarted"},
-				CanaryFailures: 3,
+				CanaryFailures:   3,
 			},
 			Args: map[string]any{},
 			TRTLLM: TRTLLM{

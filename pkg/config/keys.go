@@ -92,7 +92,6 @@ var keys = []*key{
 	{name: "engine.watch.failure_window", doc: "Time over which failures of requests in the engine are counted.", check: positive},
 	{name: "engine.watch.failure_share", doc: "The engine counts as failed when this share of the requests in the window failed in it; 0 is never.", check: share},
 	{name: "engine.watch.failure_count", doc: "And at least this many did.", check: atLeast(1)},
-	{name: "engine.watch.fatal_texts", doc: "The engine counts as failed when three requests in a row fail in it with one of these in their error, whatever their case."},
 	{name: "engine.watch.canary_failures", doc: "The engine counts as failed when this many health checks in a row get no good answer, see health_check; 0 is never.", check: atLeast(0)},
 
 	{name: "engine.args", doc: "Arguments of TensorRT-LLM, merged after the engine file and like one: entries replace, those of kv_cache_config one by one.", show: showTree},
@@ -135,6 +134,7 @@ var keys = []*key{
 	{name: "engine.sim.kv_transfer_host", doc: "Host on which a simulated prefill engine listens, and which it tells to those that take over its requests.", check: notBlank},
 	{name: "engine.sim.kv_transfer_timeout", doc: "How long a simulated prefill engine holds KV that nobody takes, and how long a transfer may take.", check: positive},
 	{name: "engine.sim.kv_transfer_delay", doc: "How much longer a simulated KV transfer takes than it has to."},
+	{name: "engine.sim.kv_transfer_lose_every", doc: "One KV transfer in this many ends half-way; 0 is none.", check: atLeast(0)},
 	{name: "engine.sim.build", doc: "TensorRT-LLM build whose abilities are simulated.", choices: []string{"rc19", "hybrid", "rc21", "rc29"}},
 	{name: "engine.sim.calls_log", doc: "File that gets one JSON line for each call; empty is none.", path: true},
 

@@ -32,7 +32,7 @@ func TestSimArgsAreTheEngines(t *testing.T) {
 		VocabSize: s.VocabSize, FirstTokenID: int32(s.FirstTokenID), LastTokenID: int32(s.LastTokenID), EOSTokenID: int32(s.EOSTokenID), EOSEvery: s.EOSEvery,
 		MaxSeqLen: s.MaxSeqLen, MaxBatchSize: s.MaxBatchSize, MaxNumTokens: s.MaxNumTokens, BlockSize: s.BlockSize, TotalBlocks: s.TotalBlocks,
 		AttentionDPSize: s.AttentionDPSize, ConversationAffinity: s.ConversationAffinity, Placement: s.NewConvPlacement, MaxSessions: s.MaxSessions, FairShare: s.FairShareMultiplier, StatsInterval: sim.Duration(s.StatsInterval),
-		KVTransferHost: s.KVTransferHost, KVTransferTimeout: sim.Duration(s.KVTransferTimeout), KVTransferDelay: sim.Duration(s.KVTransferDelay),
+		KVTransferHost: s.KVTransferHost, KVTransferTimeout: sim.Duration(s.KVTransferTimeout), KVTransferDelay: sim.Duration(s.KVTransferDelay), KVTransferLoseEvery: s.KVTransferLoseEvery,
 		ConfigUnreadable: s.ConfigUnreadable,
 		TokenDelay:       sim.Duration(s.TokenDelay), FirstTokenDelay: sim.Duration(s.FirstTokenDelay), LoadTime: sim.Duration(s.LoadTime), Build: s.Build, CallsLog: s.CallsLog,
 	}, got)

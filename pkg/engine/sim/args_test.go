@@ -39,6 +39,7 @@ func TestArgsThatNoEngineCouldRunWith(t *testing.T) {
 		`{"first_token_id":355}`:                        "first_token_id",
 		`{"eos_token_id":400}`:                          "eos_token_id",
 		`{"eos_every":-1}`:                              "eos_every",
+		`{"kv_transfer_lose_every":-1}`:                 "kv_transfer_lose_every",
 		`{"new_conv_placement":"x"}`:                    "new_conv_placement",
 		`{"build":"rc20"}`:                              "build",
 		`{"build":"rc19","conversation_affinity":true}`: "conversation_affinity",

@@ -162,6 +162,7 @@ type holding struct {
 	blocks    []int // by rank
 	receiving int   // transfers that are under way to this engine
 	dangling  int   // requests that were cancelled before they had taken their KV, ever
+	asked     int   // transfers that were asked for, ever
 	expired   int   // contexts that nobody took in time, ever
 }
 
@@ -288,7 +289,12 @@ func (e *engine) asked(a *kvtransfer.Ask) error {
 	if k.fault == transferCrash {
 		return ErrCrashed
 	}
-	a.Answer(kvtransfer.Reply{Bytes: k.bytes, Fault: faults[k.fault]})
+	fault := faults[k.fault]
+	e.holding.asked++
+	if every := e.args.KVTransferLoseEvery; every > 0 && e.holding.asked%every == 0 {
+		fault = kvtransfer.Lost
+	}
+	a.Answer(kvtransfer.Reply{Bytes: k.bytes, Fault: fault})
 	return nil
 }
 

@@ -165,6 +165,17 @@ func TestTransfersThatGoWrong(t *testing.T) {
 			require.Equal(t, heldKV{}, heldBy(t, two))
 		})
 	}
+	t.Run("one in three", func(t *testing.T) {
+		one, two := attach(t, sim.Args{KVTransferLoseEvery: 3}), attach(t, sim.Args{})
+		var lost []int
+		for n := range 6 {
+			_, left := prefill(t, one, prompt(40), streaming(1), contextOnly)
+			if collect(t, decode(t, two, prompt(40), streaming(9), left)).err != nil {
+				lost = append(lost, n)
+			}
+		}
+		require.Equal(t, []int{2, 5}, lost)
+	})
 	t.Run("sim:transfer-stall", func(t *testing.T) {
 		one, two := attach(t, sim.Args{}), attach(t, sim.Args{KVTransferTimeout: sim.Duration(20 * time.Millisecond)})
 		_, left := prefill(t, one, prompt(40), withSalt("sim:transfer-stall", 1), contextOnly)

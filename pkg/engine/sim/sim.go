@@ -72,6 +72,9 @@ type Args struct {
 	KVTransferHost    string   `json:"kv_transfer_host,omitempty"`
 	KVTransferTimeout Duration `json:"kv_transfer_timeout,omitempty"` // 1m: how long KV is held, and how long a transfer may take
 	KVTransferDelay   Duration `json:"kv_transfer_delay,omitempty"`   // what a transfer takes longer, half-way
+	// KVTransferLoseEvery makes one transfer in so many end half-way, on the
+	// sender's side; 0: none does.
+	KVTransferLoseEvery int `json:"kv_transfer_lose_every,omitempty"`
 
 	Build            string `json:"build,omitempty"`             // "rc29": see Builds
 	ConfigUnreadable bool   `json:"config_unreadable,omitempty"` // hide the resolved configuration
@@ -200,6 +203,8 @@ func (a *Args) check() (Build, error) {
 		return Build{}, &ArgError{Key: "eos_token_id", Reason: "is outside of the vocabulary"}
 	case a.EOSEvery < 0:
 		return Build{}, &ArgError{Key: "eos_every", Reason: "is negative"}
+	case a.KVTransferLoseEvery < 0:
+		return Build{}, &ArgError{Key: "kv_transfer_lose_every", Reason: "is negative"}
 	case a.Placement != RoundRobin && a.Placement != LeastQueued:
 		return Build{}, &ArgError{Key: "new_conv_placement", Reason: "is neither round_robin nor least_queued"}
 	}

@@ -192,26 +192,3 @@ func TestWhatWasNotSeenIsNoStall(t *testing.T) {
 		require.Nil(t, f.Look(witnessed(time.Hour, lookEvery)), "the worker was stopped for an hour")
 	})
 }
-
-func TestFatalTexts(t *testing.T) {
-	o := NewOutcomes(Tolerance{FatalTexts: []string{"must restart", ""}})
-	const poisoned = "Buffer pool is poisoned: the process MUST Restart"
-	o.Ended(poisoned)
-	o.Ended(poisoned)
-	quiet(t, o, 1)
-	o.Ended("")
-	o.Ended(poisoned)
-	o.Ended("something else")
-	o.Ended(poisoned)
-	quiet(t, o, 1) // a good one in between
-	o.Ended(poisoned)
-	found, _ := look(o, 1)
-	require.Equal(t, Fatal, found.Detector)
-	require.ErrorContains(t, found, "poisoned")
-	quiet(t, o, 1)
-	none := NewOutcomes(Tolerance{})
-	for range 5 {
-		none.Ended(poisoned)
-	}
-	quiet(t, none, 1)
-}

@@ -2,8 +2,6 @@ package vitals
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 )
@@ -16,17 +14,6 @@ type Tolerance struct {
 	Share float64
 	// Count is the least number of failures; a share of few requests says nothing.
 	Count int
-	// FatalTexts are what the error of a request says when the engine as a whole is broken, though it does not know; case does not matter. fatalRow of them in a row count as its failure: one could quote what a caller wrote.
-	FatalTexts []string
-}
-
-// fatalRow is how many requests in a row, with no good one in between, have to fail with a fatal text.
-const fatalRow = 3
-
-// fatal reports whether a failure's text is one of the fatal ones.
-func (t *Tolerance) fatal(failure string) bool {
-	failure = strings.ToLower(failure)
-	return slices.ContainsFunc(t.FatalTexts, func(text string) bool { return text != "" && strings.Contains(failure, strings.ToLower(text)) })
 }
 
 // slots is into how many parts a window is divided; it slides by one at a time.
@@ -41,7 +28,6 @@ type Outcomes struct {
 	now   int           // the part that counts
 	used  time.Duration // of it
 	last  string        // what the latest failure said
-	row   int           // failures with a fatal text since the last good request
 }
 
 // NewOutcomes makes an empty count.
@@ -57,22 +43,12 @@ func (o *Outcomes) Ended(failure string) {
 		p.failed++
 		o.last = failure
 	}
-	switch {
-	case failure == "":
-		o.row = 0
-	case o.tolerance.fatal(failure):
-		o.row++
-	}
 }
 
-// Look lets time pass and gives its finding: a *Failure of Failures when there were too many, which are forgotten then, or of Fatal when their texts say enough.
+// Look lets time pass and gives its finding: a *Failure of Failures when there were too many, which are forgotten then.
 func (o *Outcomes) Look(elapsed time.Duration) *Failure {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.row >= fatalRow {
-		o.row = 0
-		return &Failure{Detector: Fatal, Reason: "requests fail in the engine one after the other, the last with: " + o.last}
-	}
 	if o.tolerance.Share <= 0 || o.tolerance.Window <= 0 {
 		return nil
 	}

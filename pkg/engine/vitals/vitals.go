@@ -17,7 +17,7 @@ const (
 	Exit Detector = "exit"
 	// Rank: a process of the engine other than its first ended by itself.
 	Rank Detector = "rank"
-	// Fatal: the engine said that it cannot go on, or what its requests fail with says so.
+	// Fatal: the engine said that it cannot go on.
 	Fatal Detector = "fatal"
 	// Protocol: what the engine wrote makes no sense.
 	Protocol Detector = "protocol"
