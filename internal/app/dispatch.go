@@ -30,10 +30,12 @@ type dispatcher struct {
 	admission *admission
 	dialer    *respstream.Dialer
 	handler   generator
-	metrics   *metrics.Endpoint
-	phases    *phases.Tracker
-	log       zerolog.Logger
-	now       func() time.Time
+	// abandon is told of requests whose caller cannot be reached; nil when that is of no consequence.
+	abandon func(context.Context, *handlers.Call) error
+	metrics *metrics.Endpoint
+	phases  *phases.Tracker
+	log     zerolog.Logger
+	now     func() time.Time
 	// refusing is not nil while the worker is known to be unable to serve.
 	refusing atomic.Pointer[string]
 	// lastGood is when a request last got a frame that was no error, in nanoseconds since 1970; the canary waits for it to be old.
@@ -97,6 +99,9 @@ func (d *dispatcher) serve(del *ingress.Delivery) {
 		count.Failed(metrics.ErrorResponseStream)
 		// The dialer warns once a minute for an address; this line is for whoever looks for one request.
 		log.Debug().Err(err).Str("address", del.Control.Connection.Address).Msg("cannot call the frontend back; the request is lost to it")
+		if _, call, problem := decode(del); problem == nil {
+			d.leaveNothing(call)
+		}
 		return
 	}
 	count.Opened()
@@ -111,6 +116,9 @@ func (d *dispatcher) serve(del *ingress.Delivery) {
 	codec, call, problem := decode(del)
 	stream.SetCodec(codec)
 	if err := stream.Accept(); err != nil {
+		if problem == nil {
+			d.leaveNothing(call)
+		}
 		d.settle(stream, count, log, fmt.Errorf("%w: %w", handlers.ErrClientGone, err))
 		return
 	}
@@ -124,6 +132,9 @@ func (d *dispatcher) serve(del *ingress.Delivery) {
 	track.Enter(phases.Queue)
 	release, err := d.admission.slot(stream.Context())
 	if err != nil {
+		if !errors.Is(err, handlers.ErrShutdown) {
+			d.leaveNothing(call)
+		}
 		d.settle(stream, count, log, waited(err))
 		return
 	}

@@ -43,6 +43,7 @@ func (w *worker) drain() error {
 		w.log.Warn().Int("requests", held).Msg("drain budget used up; the rest is handed to other workers")
 		problems = append(problems, w.cut())
 	}
+	problems = append(problems, w.settleHandovers(budget))
 	return errors.Join(problems...)
 }
 

@@ -22,8 +22,8 @@ func (c *life) generate(ctx context.Context, g *ipc.Generate, tokens []int32) (h
 	if err != nil {
 		return nil, err
 	}
-	w := &flight{engineStream: s, life: c, request: g.RequestID}
-	w.track = c.flights.Begin(vitals.Request{Prompt: len(tokens), FromPeer: fromPeer(g)}, w.giveUp)
+	w := &flight{engineStream: s, life: c, request: g.RequestID, fetches: fromPeer(g)}
+	w.track = c.flights.Begin(vitals.Request{Prompt: len(tokens), FromPeer: w.fetches}, w.giveUp)
 	return w, nil
 }
 
@@ -48,6 +48,8 @@ type flight struct {
 	verdict atomic.Pointer[error]
 	// failure is what the engine said of the request.
 	failure string
+	// fetches is true until the first output of a request that needs the KV blocks of another engine. What fails until then says nothing about this one.
+	fetches bool
 }
 
 // Next implements handlers.Stream.
@@ -77,8 +79,9 @@ func (f *flight) SetDirect(take engine.Direct) {
 
 // note takes an output into account.
 func (f *flight) note(o *ipc.Output) {
+	f.fetches = f.fetches && len(o.Tokens) == 0
 	if o.Meta != nil {
-		if why := failedInEngine(o.Meta); why != "" {
+		if why := failedInEngine(o.Meta); why != "" && !f.fetches {
 			f.failure = why
 		}
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"dynworker/pkg/affinity"
+	"dynworker/pkg/handlers"
 	"dynworker/pkg/metrics"
 	"dynworker/pkg/status"
 )
@@ -70,9 +72,18 @@ func (w *worker) logTransition(t status.Transition) {
 }
 
 // observer counts for the handlers.
-type observer struct{ m *metrics.Worker }
+type observer struct {
+	m         *metrics.Worker
+	handovers *handovers
+}
 
-func (o observer) AffinityDecided(r affinity.Reason) { o.m.AffinityDecided(string(r)) }
-func (o observer) PromptTokens(prompt, cached int)   { o.m.PromptTokens(prompt, cached) }
-func (o observer) GeneratedTokens(n int)             { o.m.GeneratedTokens(n) }
-func (o observer) EngineOverran()                    { o.m.EngineOverran() }
+func (o observer) AffinityDecided(r affinity.Reason)  { o.m.AffinityDecided(string(r)) }
+func (o observer) PromptTokens(prompt, cached int)    { o.m.PromptTokens(prompt, cached) }
+func (o observer) GeneratedTokens(n int)              { o.m.GeneratedTokens(n) }
+func (o observer) EngineOverran()                     { o.m.EngineOverran() }
+func (o observer) AbortDeferred(how handlers.Outcome) { o.m.AbortDeferred(string(how)) }
+
+func (o observer) HandedOver() {
+	o.m.HandedOver()
+	o.handovers.went(time.Now())
+}

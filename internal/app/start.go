@@ -131,11 +131,12 @@ func (w *worker) makeDispatcher() error {
 	if err != nil {
 		return err
 	}
+	w.handler = handler
 	endpoint := w.metrics.Endpoint()
 	endpoint.SetLimits(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue)
 	w.metrics.SetKVCapacity(gate.Ranks(), uint64(w.ready.KV.TotalBlocks))
 	w.dispatcher = &dispatcher{
-		work: w.work, admission: newAdmission(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue, w.cfg.Admission.MaxPromptTokens), dialer: w.dialer, handler: handler,
+		work: w.work, admission: newAdmission(w.cfg.Admission.MaxRequests, w.cfg.Admission.Queue, w.cfg.Admission.MaxPromptTokens), dialer: w.dialer, handler: handler, abandon: handler.Abandon,
 		metrics: endpoint, phases: w.followPhases(), log: w.component("dispatch"), now: time.Now,
 	}
 	return nil
@@ -154,9 +155,9 @@ func (w *worker) affinityGate(ready *ipc.Ready) (*affinity.Gate, error) {
 func (w *worker) newHandler(e handlers.Engine, ready *ipc.Ready) (*handlers.Handler, error) {
 	guided := ready.Capabilities.GuidedDecoding
 	return handlers.New(handlers.Config{
-		Kind: handlers.Kind(w.cfg.Handler), Engine: e, Bounds: ready.Bounds, GuidedDecoding: &guided, ChunkedPrefill: resolvedBool(ready, "enable_chunked_prefill"),
+		Kind: handlers.Kind(w.cfg.Handler), Role: handlers.Role(w.cfg.Role), Machine: w.handovers.slot, DeferLimit: w.cfg.Disaggregation.MaxDeferredAborts, DeferTime: w.cfg.Disaggregation.TransferTimeout, Engine: e, Bounds: ready.Bounds, GuidedDecoding: &guided, ChunkedPrefill: resolvedBool(ready, "enable_chunked_prefill"),
 		ResolveGate: func() (*affinity.Gate, error) { return w.affinityGate(ready) },
-		Adapters:    adapters(w.cfg.LoRA), MergeTokens: w.cfg.ResponsePlane.MergeTokens, LogConversationIDs: w.cfg.Affinity.LogConversationIDs, Observer: observer{w.metrics},
+		Adapters:    adapters(w.cfg.LoRA), MergeTokens: w.cfg.ResponsePlane.MergeTokens, LogConversationIDs: w.cfg.Affinity.LogConversationIDs, Observer: observer{w.metrics, &w.handovers},
 		Logger: w.component("handler"), Random: w.opts.Random, CancelGrace: cutTimeout / 2,
 	})
 }
@@ -188,6 +189,9 @@ func (w *worker) goPublic(ctx context.Context) error {
 	w.opts.Emergency.add(w.session.Close)
 	id := identity{w.cfg.ServingNamespace(), w.cfg.Component, w.cfg.Endpoint, w.session.InstanceID()}
 	w.metrics.SetInstance(id.instance)
+	if err := w.claimMachine(ctx, id); err != nil {
+		return err
+	}
 	hosting, err := w.serveModelFiles(ctx, model, id)
 	if err != nil {
 		return err

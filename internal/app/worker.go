@@ -16,6 +16,7 @@ import (
 	"dynworker/pkg/discovery"
 	"dynworker/pkg/engine/ipc"
 	"dynworker/pkg/engine/vitals"
+	"dynworker/pkg/handlers"
 	"dynworker/pkg/metrics"
 	"dynworker/pkg/modelcard"
 	"dynworker/pkg/respstream"
@@ -68,6 +69,8 @@ type worker struct {
 	plane      requestPlane
 	dialer     *respstream.Dialer
 	dispatcher *dispatcher
+	handler    *handlers.Handler
+	handovers  handovers
 	// drainRequest is a drain over HTTP.
 	drainRequest *drainRequest
 

@@ -47,6 +47,8 @@ type Process struct {
 	Executable string
 	// OnServing is passed on to the worker, for programs that have one inside.
 	OnServing func(app.Serving)
+	// PlainLog writes log lines in place, for programs that follow the log and never block it.
+	PlainLog bool
 	// Exit ends the process at once; os.Exit in a real one.
 	Exit func(code int)
 	// Signals stand in for SIGTERM and SIGINT where several workers share a process; nil means the real ones.
@@ -179,7 +181,7 @@ func (p *Process) serve(args []string) int {
 	cfg := l.cfg
 	stream, closeStream := p.logStream()
 	defer closeStream()
-	log, err := logging.New(logging.Options{Level: cfg.Log.Level, Format: logging.Format(cfg.Log.Format), Writer: stream})
+	log, err := logging.New(logging.Options{Level: cfg.Log.Level, Format: logging.Format(cfg.Log.Format), Writer: p.logWriter(stream)})
 	if err != nil {
 		fmt.Fprintln(p.Stderr, "worker: "+err.Error())
 		return ExitConfig
@@ -223,6 +225,13 @@ func (p *Process) tuneMemory() {
 	if !slices.ContainsFunc(p.Environ, func(kv string) bool { return strings.HasPrefix(kv, "GOGC=") }) {
 		debug.SetGCPercent(heapGrowth)
 	}
+}
+
+func (p *Process) logWriter(stream *logging.Detached) io.Writer {
+	if p.PlainLog {
+		return p.Stderr
+	}
+	return stream
 }
 
 // flushTimeout bounds how long the last log lines may keep an ending process.

@@ -98,8 +98,6 @@ func TestWhatIsMissingHere(t *testing.T) {
 		{[]string{"--model", filepath.Join(dir, "none")}, "model.path: "},
 		{[]string{"--model", "Qwen/Qwen3-0.6B"}, "looks like a name on the Hugging Face hub, but nothing is downloaded"},
 		{nil, "model.path: is required"},
-		{[]string{"--model", dir, "--disaggregation-mode", "prefill"}, "role: prefill workers cannot serve yet"},
-		{[]string{"--model", dir, "--disaggregation-mode", "decode"}, "role: decode workers cannot serve yet"},
 		{[]string{"--model", dir, "--set", "lora=[{name: sql, path: /no/such/adapter}]"}, `lora: adapter "sql": "/no/such/adapter"`},
 	} {
 		args := append([]string{"--set", "engine.kind=sim"}, c.args...)

@@ -128,10 +128,28 @@ func withoutText(chunk protocol.Map) protocol.Map {
 	for k, v := range chunk {
 		out[k] = v
 	}
+	if left, ok := chunk["disaggregated_params"].(protocol.Map); ok {
+		out["disaggregated_params"] = handoffShape(left)
+	}
 	if reason, ok := chunk["finish_reason"].(protocol.Map); ok {
 		out["finish_reason"] = masked(reason, "error")
 		if reason["error"] == "" {
 			out["finish_reason"] = protocol.Map{"error": "<error>"}
+		}
+	}
+	return out
+}
+
+// handoffShape names the ids and the state that an engine makes anew with each prompt. What a decode worker passes on came with its request and is compared as it is.
+func handoffShape(params protocol.Map) protocol.Map {
+	if params["request_type"] != "context_only" {
+		return params
+	}
+	out := masked(params, "opaque_state").(protocol.Map)
+	for _, key := range []string{"ctx_request_id", "disagg_request_id"} {
+		id, isNumber := out[key].(int64)
+		if isNumber && id > 0 || out[key] == "<disagg id>" {
+			out[key] = "<id>"
 		}
 	}
 	return out
@@ -291,6 +309,9 @@ func canonicalCall(line protocol.Map) protocol.Map {
 			made = append(made, "traceparent")
 		}
 		call["trace_headers"] = masked(headers, made...)
+	}
+	if order, ok := call["disaggregated_params"].(protocol.Map); ok {
+		call["disaggregated_params"] = handoffShape(order)
 	}
 	if sampling, ok := call["sampling_params"].(protocol.Map); ok {
 		call["sampling_params"] = canonicalSampling(sampling)

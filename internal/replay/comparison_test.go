@@ -247,5 +247,5 @@ func TestTheRecordingsAreAllThere(t *testing.T) {
 	for _, f := range folders {
 		count[f.Name()] = len(recordings(t, f.Name()))
 	}
-	require.Equal(t, map[string]int{"core": 72, "core-no-max-seq-len": 3, "cancel": 11, "canary": 3, "fatal": 6, "startup": 15, "affinity": 15}, count)
+	require.Equal(t, map[string]int{"core": 72, "core-no-max-seq-len": 3, "cancel": 11, "canary": 3, "fatal": 6, "startup": 15, "affinity": 15, "prefill": 8, "decode": 10, "decode-cancel": 1}, count)
 }

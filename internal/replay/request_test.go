@@ -61,6 +61,19 @@ func TestCoreWithoutAContextLength(t *testing.T) {
 	replayAll(t, "core-no-max-seq-len", setup{settings: []string{"handler=legacy"}})
 }
 
+// inRole is a worker of a disaggregated model.
+func inRole(role string, standin ...string) setup {
+	return setup{engine: protocol.Map{"max_seq_len": int64(8192)}, settings: []string{"handler=legacy", "disaggregation.transfer_timeout=50ms"}, flags: []string{"--disaggregation-mode", role}, standin: standin}
+}
+
+func TestPrefill(t *testing.T) { replayAll(t, "prefill", inRole("prefill")) }
+
+func TestDecode(t *testing.T) { replayAll(t, "decode", inRole("decode")) }
+
+func TestDecodeCancel(t *testing.T) {
+	replayAll(t, "decode-cancel", inRole("decode", "STANDIN_DELAY_MS=200"))
+}
+
 func TestCancel(t *testing.T) {
 	replayAll(t, "cancel", setup{standin: []string{"STANDIN_DELAY_MS=30"}, engine: protocol.Map{"max_seq_len": int64(8192)}, settings: []string{"handler=legacy"}})
 }

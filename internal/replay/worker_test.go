@@ -65,7 +65,7 @@ func run(t *testing.T, s setup) *worker {
 	w.calls = bridgetest.Log(filepath.Join(t.TempDir(), "calls.jsonl"))
 	serving := make(chan app.Serving, 1)
 	p := cli.Process{
-		Args: append([]string{"serve"}, w.arguments(t, s)...), Environ: w.environ(s), Stdout: w.log, Stderr: w.log, Executable: exe,
+		Args: append([]string{"serve"}, w.arguments(t, s)...), Environ: w.environ(s), Stdout: w.log, Stderr: w.log, Executable: exe, PlainLog: true,
 		OnServing: func(s app.Serving) { serving <- s },
 		Exit:      func(code int) { panic(fmt.Sprintf("the worker wants to exit with %d", code)) },
 		Signals:   w.signals,

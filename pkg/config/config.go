@@ -111,20 +111,22 @@ type Config struct {
 	Model  Model  `mapstructure:"model"`
 	Engine Engine `mapstructure:"engine"`
 	// LoRA are the adapters that requests can name, in the order of the file.
-	LoRA          []Adapter     `mapstructure:"lora"`
-	Affinity      Affinity      `mapstructure:"affinity"`
-	Admission     Admission     `mapstructure:"admission"`
-	Drain         Drain         `mapstructure:"drain"`
-	Discovery     Discovery     `mapstructure:"discovery"`
-	Etcd          Etcd          `mapstructure:"etcd"`
-	RequestPlane  RequestPlane  `mapstructure:"request_plane"`
-	ResponsePlane ResponsePlane `mapstructure:"response_plane"`
-	Publish       Publish       `mapstructure:"publish"`
-	EventPlane    EventPlane    `mapstructure:"event_plane"`
-	NATS          NATS          `mapstructure:"nats"`
-	System        System        `mapstructure:"system"`
-	HealthCheck   HealthCheck   `mapstructure:"health_check"`
-	Log           Log           `mapstructure:"log"`
+	LoRA      []Adapter `mapstructure:"lora"`
+	Affinity  Affinity  `mapstructure:"affinity"`
+	Admission Admission `mapstructure:"admission"`
+	Drain     Drain     `mapstructure:"drain"`
+	// Disaggregation is for prefill and decode workers.
+	Disaggregation Disaggregation `mapstructure:"disaggregation"`
+	Discovery      Discovery      `mapstructure:"discovery"`
+	Etcd           Etcd           `mapstructure:"etcd"`
+	RequestPlane   RequestPlane   `mapstructure:"request_plane"`
+	ResponsePlane  ResponsePlane  `mapstructure:"response_plane"`
+	Publish        Publish        `mapstructure:"publish"`
+	EventPlane     EventPlane     `mapstructure:"event_plane"`
+	NATS           NATS           `mapstructure:"nats"`
+	System         System         `mapstructure:"system"`
+	HealthCheck    HealthCheck    `mapstructure:"health_check"`
+	Log            Log            `mapstructure:"log"`
 
 	// origins lets Validate and CheckFiles say where an offending value came
 	// from, trees does so for the keys with a value of any shape. Both are nil
@@ -261,6 +263,12 @@ type Admission struct {
 	MaxRequests     int `mapstructure:"max_requests"`
 	Queue           int `mapstructure:"queue"`
 	MaxPromptTokens int `mapstructure:"max_prompt_tokens"`
+}
+
+// Disaggregation bounds what happens between prefill and decode workers.
+type Disaggregation struct {
+	TransferTimeout   time.Duration `mapstructure:"transfer_timeout"`
+	MaxDeferredAborts int           `mapstructure:"max_deferred_aborts"`
 }
 
 // Drain bounds the way out after the first signal.
@@ -481,6 +489,10 @@ func Default() *Config {
 				KVTransferTimeout:   time.Minute,
 				Build:               "rc29",
 			},
+		},
+		Disaggregation: Disaggregation{
+			TransferTimeout:   time.Minute,
+			MaxDeferredAborts: 256,
 		},
 		Affinity: Affinity{
 			RankSource:     RankFromEngine,

@@ -52,7 +52,7 @@ var keys = []*key{
 	{name: "endpoint", doc: "Endpoint of the component; dyn://namespace.component.endpoint sets all three and drops the suffix.", check: nonEmptyLabel},
 	{name: "handler", doc: "unified reads the engine's affinity policy before it registers, legacy with its first request as Dynamo 1.6.1 does.", choices: []string{HandlerUnified, HandlerLegacy}},
 
-	{name: "role", doc: "Part in serving a model: aggregated, prefill or decode. Only aggregated workers can serve so far.", choices: []string{RoleAggregated, RolePrefill, RoleDecode}},
+	{name: "role", doc: "Part in serving a model: aggregated, or prefill or decode, of which one runs prompts and the other goes on from there.", choices: []string{RoleAggregated, RolePrefill, RoleDecode}},
 
 	{name: "model.path", doc: "Folder with config.json and the tokenizer. Required to serve; nothing is ever downloaded.", path: true},
 	{name: "model.name", doc: "Name under which callers find the model; empty uses the path.", check: oneWord},
@@ -147,6 +147,9 @@ var keys = []*key{
 	{name: "admission.max_requests", doc: "Requests served at once; 0 is no limit.", check: atLeast(0)},
 	{name: "admission.queue", doc: "Requests that may wait beyond max_requests before the frontend is told to go elsewhere.", check: atLeast(0)},
 	{name: "admission.max_prompt_tokens", doc: "Prompt tokens of all requests that are served or wait, beyond which the frontend is told to go elsewhere; 0 is no limit.", check: atLeast(0)},
+
+	{name: "disaggregation.transfer_timeout", doc: "Longest time that KV blocks may be on their way from a prefill to a decode worker; the engine's own kv_transfer_timeout_ms should not be longer.", check: positive},
+	{name: "disaggregation.max_deferred_aborts", doc: "Requests of callers that have gone which may wait for their KV blocks before they are aborted.", check: atLeast(0)},
 
 	{name: "drain.grace", doc: "Longest time in which late requests are still taken, after the records are withdrawn."},
 	{name: "drain.budget", doc: "Longest time from the signal until what still runs is cut short (and continued elsewhere)."},

@@ -153,9 +153,6 @@ func (c *Config) engineFile(s Surroundings, r *Resolved) (*engineargs.Tree, erro
 // The error is an Errors.
 func (c *Config) CheckServing() error {
 	var errs Errors
-	if c.Role != RoleAggregated {
-		errs = append(errs, &Problem{Key: "role", Origin: c.origins["role"], Kind: ErrUnsupported, Reason: fmt.Sprintf("%s workers cannot serve yet; only aggregated ones can", c.Role)})
-	}
 	if c.Model.Path == "" {
 		errs = append(errs, &Problem{Key: "model.path", Origin: c.origins["model.path"], Kind: ErrValue, Reason: "is required: the folder with config.json and the tokenizer; " + defaultModel + ", which Dynamo would serve, is not downloaded"})
 	}

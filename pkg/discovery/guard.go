@@ -136,6 +136,7 @@ func (s *Session) ensureLease(ctx context.Context) error {
 		})
 		if err == nil {
 			s.deadline = start.Add(ttl)
+			s.settle(s.deadline)
 			return nil
 		}
 		if !errors.Is(err, errLeaseGone) {
@@ -158,6 +159,7 @@ func (s *Session) ensureLease(ctx context.Context) error {
 		s.log.Info().Str("lease", leaseText(id)).Uint64("instance_id", s.instanceID).Dur("ttl", ttl).Msg("etcd lease granted")
 	}
 	s.lease, s.deadline, s.presumed = id, start.Add(ttl), false
+	s.settle(s.deadline)
 	s.update(func(st *State) { st.Lease = id })
 	return nil
 }
@@ -166,6 +168,7 @@ func (s *Session) ensureLease(ctx context.Context) error {
 func (s *Session) loseLease() {
 	lost, counted := s.lease, s.presumed
 	s.lease, s.presumed = 0, false
+	s.settle(time.Time{})
 	s.update(func(st *State) {
 		st.Lease = 0
 		if !counted {
@@ -210,12 +213,22 @@ func (s *Session) plan(found map[string]held, keys []string) []change {
 func (s *Session) foreign(found map[string]held) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var problem error
 	for key, at := range found {
-		if e := s.records[key]; e != nil && e.want && !bytes.Equal(at.value, e.value) {
-			return &foreignError{key: key}
+		e := s.records[key]
+		if e == nil || !e.want {
+			continue
+		}
+		other := !bytes.Equal(at.value, e.value)
+		switch {
+		case e.lost == nil && other:
+			problem = &foreignError{key: key}
+		case e.lost != nil && other:
+			e.taken = true
+			e.signal()
 		}
 	}
-	return nil
+	return problem
 }
 
 // wantsAny tells whether there is a record to guard. The caller holds mu.

@@ -13,6 +13,8 @@ type registration struct {
 	records []Record
 	// unsure is true when a try ended without saying whether it took effect.
 	unsure bool
+	// lost is for the entries.
+	lost chan<- struct{}
 }
 
 // try makes one attempt. The caller holds busy.
@@ -108,7 +110,7 @@ func (r *registration) adopt(records []Record) error {
 	first := !s.wantsAny()
 	for _, rec := range records {
 		ctx, unwatch := context.WithCancel(s.ctx)
-		s.records[rec.Key] = &entry{value: rec.Value, want: true, owned: true, unwatch: unwatch}
+		s.records[rec.Key] = &entry{value: rec.Value, want: true, owned: true, unwatch: unwatch, lost: r.lost}
 		s.wg.Go(func() { s.watch(ctx, rec.Key) })
 	}
 	s.mu.Unlock()

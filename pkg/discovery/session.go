@@ -40,6 +40,7 @@ type Session struct {
 	records map[string]*entry
 	state   State
 	closed  bool
+	safe    time.Time // until when the lease is certain to be ours, as far as etcd has answered
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -61,6 +62,9 @@ type entry struct {
 	away int
 	// unwatch ends the watch of a wanted key.
 	unwatch context.CancelFunc
+	// lost is for a key that its owner gives up when somebody else has taken it, nil for one that is waited for; it is signalled then. taken says that this is so.
+	lost  chan<- struct{}
+	taken bool
 }
 
 // passesAway is how often an unwanted key must have been found away before it is forgotten.
@@ -97,7 +101,11 @@ func (s *Session) State() State {
 // such as a *KeyTakenError or a missing permission. After an error none of the records is guarded, and what may have been put nevertheless is removed as soon as etcd answers.
 // Registering what is registered already, with the same value, changes nothing.
 func (s *Session) Register(ctx context.Context, records ...Record) error {
-	r := registration{session: s, records: make([]Record, 0, len(records))}
+	return s.register(ctx, nil, records...)
+}
+
+func (s *Session) register(ctx context.Context, lost chan<- struct{}, records ...Record) error {
+	r := registration{session: s, records: make([]Record, 0, len(records)), lost: lost}
 	for _, rec := range records {
 		if rec.Key == "" {
 			return errors.New("register in etcd: a record has no key")
@@ -179,6 +187,7 @@ func (s *Session) revoke(ctx context.Context) error {
 		}
 		s.lease = 0
 	}
+	s.settle(time.Time{})
 	s.update(func(st *State) { st.Lease, st.Registered, st.Reachable, st.Reason = 0, false, true, reasonClosed })
 	return nil
 }
@@ -315,6 +324,21 @@ func (s *Session) wake() {
 	case s.wakeup <- struct{}{}:
 	default: // it will look anyway
 	}
+}
+
+// signal tells the owner of a key that it is lost.
+func (e *entry) signal() {
+	select {
+	case e.lost <- struct{}{}:
+	default: // it knows
+	}
+}
+
+// settle notes until when the lease is certain to be ours.
+func (s *Session) settle(deadline time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.safe = deadline
 }
 
 func newBackOff() *backoff.ExponentialBackOff {

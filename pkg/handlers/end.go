@@ -15,7 +15,7 @@ func (r *relay) end(ctx context.Context, err error) error {
 		if !errors.Is(cause, ErrShutdown) {
 			return gone(cause)
 		}
-		if r.handler.rules.lastWordAtShutdown {
+		if r.handler.rules.lastWordAtShutdown && !r.awaitsBlocks() {
 			r.stream.Cancel()
 			if err := r.lastWord(ctx); err != nil {
 				return err

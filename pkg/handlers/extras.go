@@ -11,26 +11,13 @@ import (
 )
 
 // planExtras maps what is neither sampling nor placement: cache salt, priority, adapter, trace, and a canary's marker.
-func (h *Handler) planExtras(body section, call *Call, p *plan) error {
-	marked, _, err := body.boolean("_HEALTH_CHECK")
-	if err != nil {
-		return err
-	}
+func (h *Handler) planExtras(body section, call *Call, marked bool, p *plan) error {
 	salt, err := cacheSalt(body)
 	if err != nil {
 		return err
 	}
-	if marked {
-		if salt == "" {
-			salt = CanarySalt
-		}
-		disaggregated, _, err := body.sub("disaggregated_params")
-		if err != nil {
-			return err
-		}
-		if disaggregated.fields != nil {
-			p.generate.Disaggregated = protocol.AppendValue(nil, protocol.CodecJSON, disaggregated.fields)
-		}
+	if marked && salt == "" {
+		salt = CanarySalt
 	}
 	if salt != "" {
 		p.generate.CacheSalt = &salt
@@ -146,12 +133,15 @@ var unserved = []struct {
 	{"multi_modal_data", "needs a multimodal worker; this one serves text", true},
 	{"prompt_embeds", "is not served: send token ids", false},
 	{"encoder_result", "needs a multimodal worker; this one serves text", false},
-	{"prefill_result", "belongs to a decode worker; this one is aggregated", false},
+	{"prefill_result", "belongs to a decode worker, which this one is not", false},
 	{"bootstrap_info", "belongs to another engine", false},
 }
 
 func (h *Handler) refuseUnserved(body section) error {
 	for _, u := range unserved {
+		if u.key == "prefill_result" && h.cfg.Role == Decode {
+			continue
+		}
 		if body.has(u.key) && (u.always || h.rules.refuseUnserved) {
 			return invalid("%s %s", u.key, u.reason)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,7 +37,7 @@ func (e *scripted) Generate(_ context.Context, g *ipc.Generate, _ []int32) (Stre
 		return nil, e.refuse
 	}
 	e.calls = append(e.calls, *g)
-	s := &scriptedStream{engine: e, cancelled: make(chan struct{})}
+	s := &scriptedStream{engine: e, cancelled: make(chan struct{}), arrive: make(chan []ipc.Output)}
 	e.streams = append(e.streams, s)
 	return s, nil
 }
@@ -46,6 +47,7 @@ type scriptedStream struct {
 	next      int
 	cancels   int
 	cancelled chan struct{}
+	arrive    chan []ipc.Output // more output, while it hangs
 	lastGiven bool
 	direct    func(*ipc.Output) (taken, whole bool)
 	over      bool // io.EOF was returned
@@ -96,6 +98,8 @@ func (s *scriptedStream) Next(ctx context.Context) ([]ipc.Output, error) {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
+		case outs := <-s.arrive:
+			return outs, nil
 		case <-s.cancelled:
 			if s.engine.last != nil && !s.lastGiven {
 				s.lastGiven = true
@@ -146,12 +150,29 @@ type counts struct {
 	prompt, cached int
 	generated      int
 	overruns       int
+	handed         int
+
+	mu     sync.Mutex
+	aborts []Outcome
 }
 
 func (c *counts) AffinityDecided(r affinity.Reason) { c.reasons = append(c.reasons, r) }
 func (c *counts) PromptTokens(prompt, cached int)   { c.prompt, c.cached = prompt, cached }
 func (c *counts) GeneratedTokens(n int)             { c.generated += n }
 func (c *counts) EngineOverran()                    { c.overruns++ }
+func (c *counts) HandedOver()                       { c.handed++ }
+
+func (c *counts) AbortDeferred(how Outcome) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.aborts = append(c.aborts, how)
+}
+
+func (c *counts) outcomes() []Outcome {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]Outcome(nil), c.aborts...)
+}
 
 // bench is one handler with everything around it.
 type bench struct {
@@ -165,7 +186,7 @@ type bench struct {
 func newBench(t *testing.T, kind Kind, change func(*Config, *scripted)) *bench {
 	b := &bench{engine: &scripted{}, observer: &counts{}, log: &strings.Builder{}}
 	cfg := Config{
-		Kind: kind, Engine: b.engine, Observer: b.observer, Logger: zerolog.New(b.log), CancelGrace: time.Minute,
+		Kind: kind, Engine: b.engine, Observer: b.observer, Logger: zerolog.New(zerolog.SyncWriter(b.log)), CancelGrace: time.Minute,
 		Bounds: ipc.Bounds{VocabSize: 1000, MaxSeqLen: 100, MaxNumTokens: 80, MaxBeamWidth: 2},
 		Random: strings.NewReader(strings.Repeat("0123456789abcdef", 1000)),
 	}

@@ -77,6 +77,10 @@ type Observer interface {
 	GeneratedTokens(n int)
 	// EngineOverran is called when an engine sent more tokens than were asked for.
 	EngineOverran()
+	// HandedOver is called when a prefill went out for a decode worker to go on from.
+	HandedOver()
+	// AbortDeferred is called when an abort that waited for a KV transfer has ended.
+	AbortDeferred(how Outcome)
 }
 
 // Call is one request as a handler gets it.
@@ -105,8 +109,15 @@ type Adapter struct {
 
 // Config makes a handler.
 type Config struct {
-	Kind   Kind
+	Kind Kind
+	// Role is the worker's part; empty is Aggregated.
+	Role   Role
 	Engine Engine
+	// Machine gives the slot out of which global request ids of prefills are made, -1 while there is none. nil means none.
+	Machine func() int
+	// DeferLimit is how many aborts may wait for KV transfers, DeferTime how long each may.
+	DeferLimit int
+	DeferTime  time.Duration
 	// ResolveGate makes the affinity gate. Unified calls it once in New, Legacy once at its first request.
 	ResolveGate func() (*affinity.Gate, error)
 	// Bounds are the engine's limits as it reported them; one that was not reported is not checked.
@@ -140,6 +151,7 @@ type Handler struct {
 	rules    rules
 	gate     *lazyGate
 	adapters map[string]Adapter
+	deferred *deferred
 }
 
 // New makes a handler. A unified handler resolves its gate here and fails when that fails.
@@ -148,6 +160,9 @@ func New(cfg Config) (*Handler, error) {
 	for _, a := range cfg.Adapters {
 		h.adapters[a.Name] = a
 	}
+	h.deferred = newDeferred(cfg.DeferLimit, cfg.DeferTime, func(how Outcome) { cfg.Observer.AbortDeferred(how) }, func(id uint64, text string) {
+		cfg.Logger.Warn().Uint64("engine_request_id", id).Msg(text)
+	})
 	switch cfg.Kind {
 	case Unified:
 		h.rules = unifiedRules
@@ -173,7 +188,7 @@ func (h *Handler) Generate(ctx context.Context, call *Call, out Sink) error {
 	}
 	if p.budget == 0 {
 		h.logAccepted(call, p, 0)
-		return answerEmpty(p, out)
+		return h.answerNothing(ctx, p, call, out)
 	}
 	if call.Submitted != nil {
 		call.Submitted(&p.generate)

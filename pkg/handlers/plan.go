@@ -24,6 +24,12 @@ type plan struct {
 	askedRank    any
 	promptTokens int
 	choices      int
+	// half is the part of the request that is done here.
+	half half
+	// oneAnswer means that the engine gives one answer of one token, as on a prefill worker.
+	oneAnswer bool
+	// details is what the prefill worker said about the prompt's cached tokens, nil when it said nothing.
+	details protocol.Map
 	// budget is the number of tokens that each choice may have, or unbounded.
 	budget int
 }
@@ -52,12 +58,22 @@ func (h *Handler) plan(call *Call) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	marked, _, err := body.boolean("_HEALTH_CHECK")
+	if err != nil {
+		return nil, err
+	}
 	for _, step := range []func() error{
+		func() error { return h.planRole(body, marked, p) },
 		func() error { return h.planOutput(output, p) },
-		func() error { return h.planBudget(stops, p) },
+		func() error {
+			if p.oneAnswer {
+				return p.limitPrefill()
+			}
+			return h.planBudget(stops, p)
+		},
 		func() error { return h.planStops(stops, output, p) },
 		func() error { return h.planAffinity(body, p) },
-		func() error { return h.planExtras(body, call, p) },
+		func() error { return h.planExtras(body, call, marked, p) },
 	} {
 		if err := step(); err != nil {
 			return nil, err
@@ -210,6 +226,9 @@ func (h *Handler) planStops(stops, output section, p *plan) error {
 	least, _, err := stops.integer("min_tokens")
 	if err != nil {
 		return err
+	}
+	if p.oneAnswer {
+		least = min(least, 1)
 	}
 	if least < 0 || p.budget != unbounded && least > int64(p.budget) && h.rules.strictRanges {
 		return invalid("%s must be between 0 and max_tokens (%d), got %d", stops.path("min_tokens"), p.budget, least)

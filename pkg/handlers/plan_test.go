@@ -137,7 +137,7 @@ var refusals = []refusal{
 var unifiedRefusals = []refusal{
 	{"thinking budget", with("stop_conditions", `{"max_tokens":4,"max_thinking_tokens":9}`), "stop_conditions.max_thinking_tokens is not served: the engine has no thinking budget"},
 	{"embeddings", with("prompt_embeds", `"AAAA"`), "prompt_embeds is not served: send token ids"},
-	{"prefill result", with("prefill_result", `{}`), "prefill_result belongs to a decode worker; this one is aggregated"},
+	{"prefill result", with("prefill_result", `{}`), "prefill_result belongs to a decode worker, which this one is not"},
 	{"sampler lists", with("extra_args", `{"sampling_options":{"allowed_token_ids":[1]}}`), "extra_args.sampling_options.allowed_token_ids is not served by this worker"},
 	{"min_p", with("sampling_options", `{"min_p":2}`), "sampling_options.min_p must be within 0 and 1, got 2"},
 	{"repetition_penalty", with("sampling_options", `{"repetition_penalty":0}`), "sampling_options.repetition_penalty must be above 0, got 0"},

@@ -26,6 +26,9 @@ type relay struct {
 	// promptLogprobs is the first payload that the engine gave; it rides on the last chunk.
 	promptLogprobs any
 	started        bool
+	// heard means that the engine has said something, so that KV blocks that were on their way have arrived.
+	heard  bool
+	reused int // tokens of the prompt that a decode worker had itself, -1 while the engine has not said
 }
 
 // choice is the state of one of the n sequences of a request.
@@ -39,8 +42,8 @@ type choice struct {
 }
 
 func (r *relay) run(ctx context.Context) error {
-	r.cached = -1
-	defer r.stream.Close()
+	r.cached, r.reused = -1, -1
+	defer r.leave()
 	if sink, ok := r.out.(DirectSink); ok {
 		r.stream.SetDirect(func(o *ipc.Output) (taken, whole bool) { return r.direct(sink, o) })
 	}
@@ -49,6 +52,7 @@ func (r *relay) run(ctx context.Context) error {
 		if err != nil {
 			return r.end(ctx, err)
 		}
+		r.heard = true
 		switch err := r.relay(outputs); {
 		case errors.Is(err, errAnswered):
 			return nil
@@ -127,14 +131,11 @@ func (r *relay) take(o *ipc.Output) error {
 		return err
 	}
 	if overrun {
-		r.finish(c, &ipc.Meta{FinishReason: "length"}, true)
-		return nil
+		return r.finish(c, &ipc.Meta{FinishReason: "length"}, true)
 	}
-	if meta != nil && meta.FinishReason != "" {
-		r.finish(c, meta, true)
-	} else if o.Last {
-		r.finish(c, meta, false)
-	} else if !r.started && r.cached > 0 && r.handler.rules.earlyUsage {
+	if known := meta != nil && meta.FinishReason != ""; known || o.Last {
+		return r.finish(c, meta, known)
+	} else if !r.started && r.cached > 0 && r.handler.rules.earlyUsage && r.plan.half != generationHalf {
 		c.early = true
 	}
 	r.started = true
@@ -229,16 +230,26 @@ func (r *relay) touch(c *choice, index uint32) {
 }
 
 // finish closes a choice. known says whether the engine gave a reason.
-func (r *relay) finish(c *choice, meta *ipc.Meta, known bool) {
+func (r *relay) finish(c *choice, meta *ipc.Meta, known bool) error {
 	c.finished = true
+	r.started = true
 	if known {
 		c.pending.Finish, c.pending.ErrorText = finishReason(meta.FinishReason)
 		c.pending.StopReason = meta.StopReason
 	} else {
 		c.pending.Finish, c.pending.ErrorText = protocol.FinishError, "the engine ended the sequence without a reason"
 	}
+	if meta != nil && r.plan.half == generationHalf {
+		if n, ok := reusedTokens(meta.Perf, r.plan.promptTokens); ok {
+			r.reused = n
+		}
+	}
 	c.pending.Usage = r.usage(meta)
 	c.pending.EngineData = r.engineData()
+	if r.handler.cfg.Role == Prefill {
+		return r.handOver(c, meta)
+	}
+	return nil
 }
 
 // finishReason maps the engine's word onto the closed set that the frontend can read; one it could not read would poison the whole frame.
@@ -262,7 +273,11 @@ func (r *relay) usage(meta *ipc.Meta) *protocol.Usage {
 	if meta != nil && meta.CompletionTokens != nil {
 		done = int(*meta.CompletionTokens)
 	}
-	return &protocol.Usage{PromptTokens: r.plan.promptTokens, CompletionTokens: done, TotalTokens: r.plan.promptTokens + done, CachedTokens: max(r.cached, 0)}
+	cached := r.cached
+	if r.reused >= 0 {
+		cached = r.reused
+	}
+	return &protocol.Usage{PromptTokens: r.plan.promptTokens, CompletionTokens: done, TotalTokens: r.plan.promptTokens + done, CachedTokens: max(cached, 0), Details: r.plan.cachedDetails()}
 }
 
 func (r *relay) engineData() any {
@@ -270,7 +285,14 @@ func (r *relay) engineData() any {
 	if r.promptLogprobs != nil {
 		data = append(data, protocol.Member{Key: "prompt_logprobs", Value: r.promptLogprobs})
 	}
-	if r.cached >= 0 {
+	switch {
+	case r.cached < 0:
+	case r.plan.half == generationHalf:
+		// What came from a prefill worker is no cache hit; the engine's own count is told beside what was made of it.
+		if r.reused >= 0 {
+			data = append(data, protocol.Member{Key: "cached_tokens_engine_reported", Value: int64(r.cached)})
+		}
+	default:
 		data = append(data, protocol.Member{Key: "kv_cache_hit", Value: protocol.KVCacheHit{PromptTokens: r.plan.promptTokens, ReusedTokens: r.cached}})
 	}
 	if data == nil {
@@ -315,6 +337,9 @@ func (r *relay) failed(e *ipc.RequestError) error {
 	}
 	if e.Kind == ipc.ErrorParams {
 		return protocol.InvalidArgument("%s", e.Error())
+	}
+	if r.transferFailed(e) {
+		return transferError(r.call.Request, e)
 	}
 	for i := range r.choices {
 		r.choices[i].finished = true

@@ -107,6 +107,10 @@ var (
 		"1 while /health says ready.", nil)
 	famLostLogLines = plain("dynworker_log_lines_lost_total", typeCounter,
 		"Log lines that stderr did not take, because it was full, slow or broken.", nil)
+	famHandovers = plain("dynworker_handovers_total", typeCounter,
+		"Prompts that were handed over to decode workers.", nil)
+	famDeferredAborts = plain("dynworker_deferred_aborts_total", typeCounter,
+		"Aborts that waited for the transfer of KV blocks, by how that ended: in_time, forced (the time was over), crowded (too many waited).", nil, "outcome")
 	famEngineUp = plain("dynworker_engine_up", typeGauge,
 		"1 while an engine is ready.", nil)
 	famEngineStarts = plain("dynworker_engine_starts_total", typeCounter,

@@ -100,6 +100,8 @@ func useAll(w *Worker) {
 	w.PhaseEntered(1)
 	w.PhaseStuck(1)
 	w.PhaseLeft(1, time.Second)
+	w.HandedOver()
+	w.AbortDeferred("in_time")
 	w.SetKVCapacity(2, 1024)
 	w.SetKVUsage(1, 0.5)
 	w.PromptTokens(10, 4)

@@ -65,6 +65,8 @@ type Worker struct {
 	suspects                  prometheus.Counter
 	now                       func() time.Time
 	engineOverran             prometheus.Counter
+	handovers                 prometheus.Counter
+	deferredAborts            *prometheus.CounterVec
 	promptTokens              prometheus.Counter
 	cachedTokens              prometheus.Counter
 	generatedTokens           prometheus.Counter
@@ -123,6 +125,8 @@ func newWorker(b *builder, o Options) *Worker {
 	w.streamStalls = b.counter(famStreamStalls)
 	w.suspects = b.counter(famSuspects)
 	w.engineOverran = b.counter(famEngineOverran)
+	w.handovers = b.counter(famHandovers)
+	w.deferredAborts = b.counterVec(famDeferredAborts)
 	w.promptTokens = b.counter(famPromptTokens)
 	w.cachedTokens = b.counter(famCachedTokens)
 	w.generatedTokens = b.counter(famTokens)
@@ -230,6 +234,13 @@ func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
 // EngineOverran counts a request for which the engine sent more tokens than it
 // was asked for.
 func (w *Worker) EngineOverran() { w.engineOverran.Inc() }
+
+// HandedOver counts a prompt that was handed over to a decode worker.
+func (w *Worker) HandedOver() { w.handovers.Inc() }
+
+// AbortDeferred counts an abort that waited for a transfer of KV blocks; how it
+// ended is one word out of a small set.
+func (w *Worker) AbortDeferred(how string) { w.deferredAborts.WithLabelValues(how).Inc() }
 
 // SetKVCapacity says how many KV blocks each of the ranks has.
 func (w *Worker) SetKVCapacity(ranks int, blocks uint64) {

@@ -86,7 +86,7 @@ func TestReadyTellsTheResolvedConfiguration(t *testing.T) {
 	require.True(t, r.ConfigReadable)
 	require.Equal(t, 4, r.AttentionDPSize)
 	require.Equal(t, ipc.KV{TotalBlocks: 1024, BlockSize: 64}, r.KV)
-	require.Equal(t, ipc.Bounds{VocabSize: 100000, MaxSeqLen: 8192, MaxNumTokens: 8192, MaxBatchSize: 16, MaxBeamWidth: 1}, r.Bounds)
+	require.Equal(t, ipc.Bounds{VocabSize: 100000, MaxSeqLen: 8192, MaxNumTokens: 8192, MaxBatchSize: 16, MaxBeamWidth: 1, MachineIDs: 1021}, r.Bounds)
 	flag, ok := r.Config("attention_dp_config", "kv_cache_routing_conversation_affinity")
 	require.True(t, ok)
 	require.JSONEq(t, `true`, string(flag))
@@ -107,7 +107,7 @@ func TestReadyWhenLittleCanBeRead(t *testing.T) {
 	require.Empty(t, r.ResolvedConfig)
 	require.Equal(t, 1, r.AttentionDPSize)
 	require.Equal(t, ipc.KV{}, r.KV)
-	require.Equal(t, ipc.Bounds{VocabSize: 355}, r.Bounds, "a bound that is not known is not reported")
+	require.Equal(t, ipc.Bounds{VocabSize: 355, MachineIDs: 1021}, r.Bounds, "a bound that is not known is not reported")
 }
 
 func TestHelloComesBeforeAnythingSlow(t *testing.T) {

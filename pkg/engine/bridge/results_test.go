@@ -145,7 +145,7 @@ func TestContextOnly(t *testing.T) {
 	c.generate(1, []int32{5, 6, 7}, order(9, func(g *ipc.Generate) {
 		g.Streaming = false
 		g.Sampling.LogProbs = ptr(int64(2))
-		g.Disaggregated = []byte(`{"request_type": "context_only", "disagg_request_id": 4398046511105}`)
+		g.Disaggregated = []byte(`{"request_type": "context_only", "machine_id": 0}`)
 	}))
 	a := c.answer(1)
 	require.Equal(t, []uint32{18}, a.tokens[0])

@@ -153,7 +153,7 @@ func TestDocumentNamesEverything(t *testing.T) {
 
 	some := ptr(int64(1))
 	everything := []any{
-		Capabilities{}, Bounds{1, 1, 1, 1, 1}, KV{1, 1},
+		Capabilities{}, Bounds{1, 1, 1, 1, 1, 1}, KV{1, 1},
 		Meta{"x", 1, some, some, json.RawMessage("1"), ptr(1), &RequestError{"x", "x", "x"}, json.RawMessage("1"), true, json.RawMessage("1"), ptr(uint64(1))},
 		Generate{"x", true, Sampling{
 			some, some, some, some, ptr(1.0), ptr(1.0), some, ptr(1.0), ptr(1.0), ptr(1.0), ptr(1.0), ptr(1.0), ptr(true),

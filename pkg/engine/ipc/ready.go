@@ -52,6 +52,8 @@ type Bounds struct {
 	MaxNumTokens int `json:"max_num_tokens,omitempty"` // of one step on one rank
 	MaxBatchSize int `json:"max_batch_size,omitempty"` // requests at once on one rank
 	MaxBeamWidth int `json:"max_beam_width,omitempty"`
+	// MachineIDs is the number of machine ids out of which the engine's program can make global request ids for disaggregated serving; ids are below it.
+	MachineIDs int `json:"machine_ids,omitempty"`
 }
 
 // KV describes the KV cache of one rank. Zero means not reported.
@@ -72,7 +74,7 @@ func ParseReady(payload []byte) (Ready, error) {
 	}
 	b := r.Bounds
 	for _, n := range []int{
-		r.AttentionDPSize, b.VocabSize, b.MaxSeqLen, b.MaxNumTokens, b.MaxBatchSize, b.MaxBeamWidth,
+		r.AttentionDPSize, b.VocabSize, b.MaxSeqLen, b.MaxNumTokens, b.MaxBatchSize, b.MaxBeamWidth, b.MachineIDs,
 		r.KV.TotalBlocks, r.KV.BlockSize,
 	} {
 		if n < 0 {

@@ -97,7 +97,7 @@ func (e *engine) parseHandoff(m *ipc.Request) (handoff, *ipc.RequestError) {
 		if err := e.links.listen(e.args.KVTransferHost, time.Duration(e.args.KVTransferTimeout)); err != nil {
 			return h, callError(ipc.ErrorRequest, "RequestError", err.Error())
 		}
-		return h, nil
+		return h, e.nameContext(&h, m.Params.Disaggregated)
 	}
 	return h, h.parseGeneration(int(intOr(m.Params.Sampling.LogProbs, 0)), e.args.VocabSize)
 }

@@ -50,6 +50,7 @@ type engine struct {
 	nextStep time.Time
 	holding  holding
 	links    *links
+	named    uint64 // prompts that got a global id
 
 	frame     []byte     // the outputs message that is being built
 	scratch   ipc.Output // reused for records that are not plain tokens

@@ -230,7 +230,7 @@ func (a *Args) ready(build Build) (ipc.Ready, error) {
 		},
 		Bounds: ipc.Bounds{
 			VocabSize: a.VocabSize, MaxSeqLen: a.MaxSeqLen, MaxNumTokens: a.MaxNumTokens,
-			MaxBatchSize: a.MaxBatchSize, MaxBeamWidth: 1,
+			MaxBatchSize: a.MaxBatchSize, MaxBeamWidth: 1, MachineIDs: machineIDs,
 		},
 		AttentionDPSize: a.AttentionDPSize,
 		KV:              ipc.KV{TotalBlocks: a.TotalBlocks, BlockSize: a.BlockSize},

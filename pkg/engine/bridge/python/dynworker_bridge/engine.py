@@ -36,6 +36,7 @@ class Engine:
         self._conversation = probes.lookup("tensorrt_llm.llmapi:ConversationParams")
         self._scheduling = probes.lookup("tensorrt_llm.scheduling_params:SchedulingParams")
         self._lora = probes.lookup("tensorrt_llm.executor.request:LoRARequest")
+        self._request_id, self._machines = probes.request_ids()
         self._logprob = probes.lookup("tensorrt_llm.executor.result:Logprob")
         self.request_error = (probes.lookup("tensorrt_llm.executor.utils:RequestError")
                               or probes.lookup("tensorrt_llm.executor:RequestError")
@@ -117,6 +118,9 @@ class Engine:
         if order is None:
             return None
         fields = dict(order)
+        machine = fields.pop("machine_id", None)
+        if machine is not None:
+            fields["disagg_request_id"] = self._request_id(machine)
         if fields.get("opaque_state") is not None:
             fields["opaque_state"] = base64.b64decode(fields["opaque_state"])
         if fields.get("first_gen_log_probs") is not None:
@@ -182,7 +186,7 @@ class Engine:
         return ready
 
     def _bounds(self, args):
-        bounds = {"vocab_size": self._vocabulary(args)}
+        bounds = {"vocab_size": self._vocabulary(args), "machine_ids": self._machines}
         for name in ("max_seq_len", "max_num_tokens", "max_batch_size", "max_beam_width"):
             bounds[name] = getattr(args, name, None)
         return {name: v for name, v in bounds.items() if isinstance(v, int) and v > 0}

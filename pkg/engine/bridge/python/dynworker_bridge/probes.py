@@ -49,6 +49,25 @@ def capabilities(llm):
     }
 
 
+# A request id holds ten bits of machine id, of which the frontends' world uses the first 1021; from
+# rc22 on eight bits of node and six of process.
+_MACHINES, _PROCESSES, _NODES = 1021, 64, 256
+
+
+def request_ids():
+    """The build's maker of global request ids as a function of one machine id, and the number of
+    machine ids; (None, 0) when it has none."""
+    make = lookup("tensorrt_llm.llmapi.disagg_utils:get_global_disagg_request_id")
+    names = parameters(make) if make else None
+    if names is None:
+        return None, 0
+    if len(names) == 1:
+        return make, _MACHINES
+    if len(names) == 2:
+        return lambda machine: make(*divmod(machine, _PROCESSES)), _NODES * _PROCESSES
+    return None, 0
+
+
 def binds_explicit_rank():
     """Whether a rank given with a conversation's first turn becomes its home (TensorRT-LLM
     #16815). There is no public sign of it; the router's private method came with it."""

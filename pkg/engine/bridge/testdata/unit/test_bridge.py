@@ -81,7 +81,7 @@ class Bounds(unittest.TestCase):
 
     def test_only_what_is_known_is_reported(self):
         bounds = engine.Engine(self.LLM(), "")._bounds(self.Args)
-        self.assertEqual(bounds, {"max_seq_len": 10, "max_batch_size": 4})
+        self.assertEqual(bounds, {"max_seq_len": 10, "max_batch_size": 4, "machine_ids": 1021})
 
     def test_attention_dp_size(self):
         class Parallel:
@@ -95,6 +95,24 @@ class Bounds(unittest.TestCase):
         self.assertEqual(engine.attention_dp_size(Args), 8)
         Args.enable_attention_dp = 1
         self.assertEqual(engine.attention_dp_size(Args), 1)
+
+
+class RequestIds(unittest.TestCase):
+    def made_by(self, function):
+        with mock.patch.object(probes, "lookup", lambda path: function):
+            return probes.request_ids()
+
+    def test_builds_up_to_rc21_take_one_machine_id(self):
+        make, machines = self.made_by(lambda machine_id: ("id", machine_id))
+        self.assertEqual((make(1020), machines), (("id", 1020), 1021))
+
+    def test_builds_from_rc22_take_node_and_process(self):
+        make, machines = self.made_by(lambda node_id, process_id: (node_id, process_id))
+        self.assertEqual((make(1020), make(machines - 1), machines), ((15, 60), (255, 63), 16384))
+
+    def test_builds_without_a_maker(self):
+        self.assertEqual(self.made_by(None), (None, 0))
+        self.assertEqual(self.made_by(lambda a, b, c: None), (None, 0))
 
 
 class Probes(unittest.TestCase):
