@@ -13,7 +13,7 @@ import (
 )
 
 // parked waits until a stream's reader waits.
-func parked(t *testing.T, s *Stream) {
+func parked(t testing.TB, s *Stream) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		s.mu.Lock()

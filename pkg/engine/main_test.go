@@ -345,7 +345,7 @@ func testConfig(t *testing.T, mode string) Config {
 }
 
 // bounded is a context for things that must happen.
-func bounded(t *testing.T) context.Context {
+func bounded(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
@@ -361,7 +361,7 @@ func start(t *testing.T, cfg Config) *Process {
 }
 
 // stop ends an engine at the end of a test, without ceremony.
-func stop(t *testing.T, p *Process) {
+func stop(t testing.TB, p *Process) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	_ = p.Stop(ctx)

@@ -17,7 +17,7 @@ import (
 )
 
 // attach connects a Process to a peer that the test drives by hand.
-func attach(t *testing.T, cfg Config) (*Process, *peer) {
+func attach(t testing.TB, cfg Config) (*Process, *peer) {
 	t.Helper()
 	ours, theirs := net.Pipe()
 	other := newPeer(theirs)
@@ -36,7 +36,7 @@ func attach(t *testing.T, cfg Config) (*Process, *peer) {
 	return p, other
 }
 
-func generate(t *testing.T, p *Process, other *peer, params ipc.Generate) *Stream {
+func generate(t testing.TB, p *Process, other *peer, params ipc.Generate) *Stream {
 	t.Helper()
 	s, err := p.Generate(bounded(t), &params, []int32{1})
 	require.NoError(t, err)

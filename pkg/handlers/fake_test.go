@@ -131,7 +131,10 @@ func (r *record) Send(c *protocol.Chunk) error {
 	kept := *c
 	kept.TokenIDs = append([]uint32{}, c.TokenIDs...)
 	kept.LogProbs = append([]float64(nil), c.LogProbs...)
-	kept.TopLogProbs = append([][]protocol.TopLogProb(nil), c.TopLogProbs...)
+	kept.TopLogProbs = nil
+	for _, top := range c.TopLogProbs {
+		kept.TopLogProbs = append(kept.TopLogProbs, append([]protocol.TopLogProb{}, top...))
+	}
 	r.chunks = append(r.chunks, kept)
 	if r.onChunk != nil {
 		r.onChunk()
@@ -183,7 +186,7 @@ type bench struct {
 	resolved int
 }
 
-func newBench(t *testing.T, kind Kind, change func(*Config, *scripted)) *bench {
+func newBench(t testing.TB, kind Kind, change func(*Config, *scripted)) *bench {
 	b := &bench{engine: &scripted{}, observer: &counts{}, log: &strings.Builder{}}
 	cfg := Config{
 		Kind: kind, Engine: b.engine, Observer: b.observer, Logger: zerolog.New(zerolog.SyncWriter(b.log)), CancelGrace: time.Minute,
@@ -204,7 +207,7 @@ func newBench(t *testing.T, kind Kind, change func(*Config, *scripted)) *bench {
 }
 
 // call makes a request out of a JSON body.
-func call(t *testing.T, body string) *Call {
+func call(t testing.TB, body string) *Call {
 	r, err := protocol.ParseRequest(protocol.CodecJSON, []byte(body))
 	require.NoError(t, err)
 	return &Call{ID: "req-1", Request: r, Body: []byte(body), Codec: protocol.CodecJSON, Trace: map[string]string{}}

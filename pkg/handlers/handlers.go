@@ -52,7 +52,7 @@ type Stream interface {
 	Close()
 }
 
-// Sink is the way back to the frontend. Chunks may be buffered until Flush. An error means that nobody listens any more.
+// Sink is the way back to the frontend. Chunks may be buffered until Flush, but encoded: what a chunk points to is used again after Send. An error means that nobody listens any more.
 type Sink interface {
 	Send(c *protocol.Chunk) error
 	Flush() error

@@ -39,6 +39,9 @@ type choice struct {
 	// early means that the pending chunk carries usage although it is not the last one. It is counted when the chunk goes out, with every token that was merged into it.
 	early   bool
 	pending protocol.Chunk
+	// logProbs and topLogProbs are memory for the pending chunk's; it has none while it is empty, as nil is what leaves them out.
+	logProbs    []float64
+	topLogProbs [][]protocol.TopLogProb
 }
 
 func (r *relay) run(ctx context.Context) error {
@@ -181,7 +184,7 @@ func (r *relay) addTokens(c *choice, o *ipc.Output) (overrun bool, err error) {
 	}
 	r.touch(c, uint32(o.Index))
 	c.pending.TokenIDs = append(c.pending.TokenIDs, tokens...)
-	appendLogprobs(&c.pending, logprobs)
+	c.appendLogprobs(logprobs)
 	return len(tokens) < len(o.Tokens), nil
 }
 
@@ -312,13 +315,7 @@ func (r *relay) send() error {
 		}
 		err := r.out.Send(&c.pending)
 		c.touched, c.early = false, false
-		c.pending = protocol.Chunk{TokenIDs: c.pending.TokenIDs[:0], LogProbs: c.pending.LogProbs[:0], TopLogProbs: c.pending.TopLogProbs[:0]}
-		if len(c.pending.LogProbs) == 0 {
-			c.pending.LogProbs = nil
-		}
-		if len(c.pending.TopLogProbs) == 0 {
-			c.pending.TopLogProbs = nil
-		}
+		c.pending = protocol.Chunk{TokenIDs: c.pending.TokenIDs[:0]}
 		if err != nil {
 			return gone(err)
 		}

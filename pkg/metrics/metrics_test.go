@@ -384,6 +384,7 @@ func TestTokenPathDoesNotAllocate(t *testing.T) {
 
 func BenchmarkTokenPath(b *testing.B) {
 	w := New(Options{})
+	b.ResetTimer()
 	b.RunParallel(func(pb *testing.PB) {
 		r := w.Endpoint().Begin(1, 0)
 		defer r.End()
