@@ -48,6 +48,10 @@ WORKER = {
     "engine__sim__calls_log": None,
 }
 
+# The frontend ends when its own lease does, so that gets time. And it waits ten
+# seconds for NATS, which four attempts make forty of: more than a request has.
+FRONTEND = {"ETCD_LEASE_TTL": "600", "DYN_NATS_REQUEST_TIMEOUT_SECS": "5"}
+
 
 class Scene:
     """A set of everything. The first worker is the victim of most faults, the others take over.
@@ -107,13 +111,10 @@ class Scene:
         limit = "3" if tag == MOVED else "0"
         folder = self.stack.folder / f"frontend-{tag}-{time.monotonic_ns()}"
         frontend = Frontend(self.setup.processes, self.setup.python, folder, self.plane, self.etcd, self.nats,
-                            ("--migration-limit", limit), {"ETCD_LEASE_TTL": "600", **self.frontend_env()}, hidden=self.setup.model)
+                            ("--migration-limit", limit), FRONTEND, hidden=self.setup.model)
         self.stack.frontends.append(frontend)
         self.frontends[tag] = frontend
         return frontend
-
-    def frontend_env(self):
-        return {}
 
     @property
     def victim(self):
