@@ -25,7 +25,7 @@ class Row:
         def seconds(value):
             return "-" if value is None else f"{value:.1f} s"
         return (self.title, str(self.in_flight), *(count(k) for k in ("full", "typed", "cut", "lost", "wrong")),
-                seconds(self.detected), seconds(self.serving), "; ".join(self.seen))
+                seconds(self.detected), seconds(self.serving), "; ".join([*(["**FAIL**"] if self.failed else []), *self.seen]))
 
 
 class Table:
