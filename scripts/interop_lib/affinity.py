@@ -26,6 +26,17 @@ NO_SIMULATOR = {f"engine__sim__{k}": None for k in (
     "vocab_size", "first_token_id", "eos_token_id", "eos_every", "max_seq_len", "calls_log")}
 
 
+def bridge_settings(folder, name, build, args, delay, *more_env):
+    """The log of the stand-in's calls, and the settings of a worker that runs it with these engine arguments."""
+    extra = folder / f"{name}.yaml"
+    extra.write_text(json.dumps(args))
+    log = folder / f"{name}.jsonl"
+    env = [f"PYTHONPATH={STANDIN}", "PYTHONDONTWRITEBYTECODE=1", f"STANDIN_API={build}",
+           f"STANDIN_LOG={log}", f"STANDIN_DELAY_MS={delay}", *more_env]
+    return log, {**NO_SIMULATOR, "engine__kind": "trtllm", "engine__command": f"[{sys.executable}, -B]",
+                 "engine__env": "[" + ", ".join(env) + "]", "engine__trtllm__extra_engine_args": extra}
+
+
 def engine_text(ids, count, choice=0):
     """What the stand-in answers (golden/README.md): token k is sum of the prompt + 7k + 13 a choice."""
     tokens = [(sum(ids) + 7 * k + 13 * choice) % model.VOCABULARY for k in range(count)]
@@ -66,13 +77,7 @@ class Affinity(Lane):
         args = {"tensor_parallel_size": RANKS, "enable_attention_dp": True, "max_seq_len": 8192}
         if policy:
             args["attention_dp_config"] = POLICY
-        extra = self.stack.folder / f"{name}.yaml"
-        extra.write_text(json.dumps(args))
-        log = self.stack.folder / f"{name}.jsonl"
-        env = [f"PYTHONPATH={STANDIN}", "PYTHONDONTWRITEBYTECODE=1", f"STANDIN_API={build}",
-               f"STANDIN_LOG={log}", f"STANDIN_DELAY_MS={delay}"]
-        return log, {**NO_SIMULATOR, "engine__kind": "trtllm", "engine__command": f"[{sys.executable}, -B]",
-                     "engine__env": "[" + ", ".join(env) + "]", "engine__trtllm__extra_engine_args": extra}
+        return bridge_settings(self.stack.folder, name, build, args, delay)
 
     def _serve(self, policy, frontend=(), **settings):
         """Puts one worker and one frontend in the place of those that serve."""

@@ -28,6 +28,9 @@ class Relay:
                         status, body = answer.status, answer.read()
                 except urllib.error.HTTPError as err:
                     status, body = err.code, err.read()
+                except OSError:   # the worker is gone; so it is for the frontend
+                    self.close_connection = True
+                    return
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

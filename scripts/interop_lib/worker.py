@@ -13,8 +13,9 @@ from .relay import Relay
 from .report import CheckFailed
 
 NAMESPACE = "interop"
-INSTANCES = f"v1/instances/{NAMESPACE}/backend/generate/"
-CARDS = f"v1/mdc/{NAMESPACE}/backend/generate/"
+# Of all components: a worker's role decides to which one it belongs.
+INSTANCES = f"v1/instances/{NAMESPACE}/"
+CARDS = f"v1/mdc/{NAMESPACE}/"
 
 
 class Call:
@@ -89,13 +90,16 @@ class Worker:
             raise CheckFailed(f"/metrics has no {name}")
         return sum(values)
 
+    def events(self):
+        """What the simulated engine has written about its calls, in order."""
+        text = self._log.read_text() if self._log.exists() else ""
+        # What follows the last line end is still being written.
+        return [json.loads(line) for line in text.split("\n")[:-1]]
+
     def calls(self):
         """All requests that reached the engine, in order."""
         found = {}
-        text = self._log.read_text() if self._log.exists() else ""
-        # What follows the last line end is still being written.
-        for line in text.split("\n")[:-1]:
-            entry = json.loads(line)
+        for entry in self.events():
             kind, number = entry.get("event"), entry.get("id")
             if kind == "generate":
                 found[number] = Call(entry)
