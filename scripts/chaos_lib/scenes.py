@@ -7,7 +7,7 @@ import sys
 from interop_lib import frontend, model
 from interop_lib.affinity import NO_SIMULATOR, STANDIN
 
-from . import (abandon_faults, bridge_faults, engine_faults, etcd_faults, frontend_faults, machine_faults,  # noqa: F401
+from . import (abandon_faults, bridge_faults, engine_faults, etcd_faults, frontend_faults, halves_faults, machine_faults,  # noqa: F401
                nats_faults, rolling_faults, worker_faults)
 from . import broker, text
 from .scene import FIXED, Scene
@@ -48,6 +48,24 @@ class Fleet(Scene):
     lengths = (16, 28, 40)
 
 
+class Halves(Scene):
+    """Two prefill and two decode workers with simulated engines, between which KV travels."""
+
+    workers = 4
+    settings = {"engine__sim__token_delay": "40ms", "engine__sim__first_token_delay": "200ms", "engine__sim__kv_transfer_delay": "100ms",
+                "engine__sim__kv_transfer_timeout": "5s"}
+    roles = ("prefill", "prefill", "decode", "decode")
+
+    def start_worker(self, log=None, role=None, **settings):
+        role = role or self.roles[len(self.stack.workers)]
+        daemon = super().start_worker(log, role=role, **settings)
+        daemon.role = role
+        return daemon
+
+    def replace(self, old, **settings):
+        return super().replace(old, role=old.role, **settings)
+
+
 class Bridge(Solo):
     """One worker with the Python bridge and two ranks of a stand-in for tensorrt_llm."""
 
@@ -70,7 +88,8 @@ class Bridge(Solo):
         super().__init__(own, table, name, plane)
 
 
-SCENES = {"pair": (Pair, "nats"), "etcd": (OverTCP, "tcp"), "solo": (Solo, "tcp"), "swift": (Swift, "tcp"), "bridge": (Bridge, "tcp"), "fleet": (Fleet, "nats")}
+SCENES = {"pair": (Pair, "nats"), "etcd": (OverTCP, "tcp"), "solo": (Solo, "tcp"), "swift": (Swift, "tcp"), "bridge": (Bridge, "tcp"), "fleet": (Fleet, "nats"),
+          "halves": (Halves, "nats")}
 
 
 def make(name, setup, table, round_):
