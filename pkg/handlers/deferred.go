@@ -15,6 +15,8 @@ const (
 	AbortInTime Outcome = "in_time"
 	// AbortForced: they had not arrived within the time, and the request was aborted all the same.
 	AbortForced Outcome = "forced"
+	// AbortMoot: the engine had ended, and the transfer with it.
+	AbortMoot Outcome = "moot"
 	// AbortCrowded: so many aborts waited already that this one was not deferred.
 	AbortCrowded Outcome = "crowded"
 )
@@ -51,12 +53,15 @@ func (d *deferred) take(s Stream) {
 		defer s.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), d.wait)
 		defer cancel()
-		if _, err := s.Next(ctx); err != nil && ctx.Err() != nil {
+		switch _, err := s.Next(ctx); {
+		case err == nil:
+			d.observe(AbortInTime)
+		case ctx.Err() != nil:
 			d.observe(AbortForced)
 			d.warn(s.ID(), "a KV transfer did not end in time; its request was aborted, and blocks may be lost")
-			return
+		default:
+			d.observe(AbortMoot)
 		}
-		d.observe(AbortInTime)
 	}()
 }
 

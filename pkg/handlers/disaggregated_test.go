@@ -368,3 +368,12 @@ func TestTheTruthTableHoldsInBothRoles(t *testing.T) {
 		}
 	}
 }
+
+// When the engine ends, nothing is left to wait for.
+func TestADeferredAbortEndsWithTheEngine(t *testing.T) {
+	b := newBench(t, Unified, onDecode())
+	b.engine.after = errors.New("the engine died")
+	require.NoError(t, b.handler.Abandon(t.Context(), call(t, handed)))
+	require.NoError(t, b.handler.Settle(t.Context()))
+	require.Equal(t, []Outcome{AbortMoot}, b.observer.outcomes())
+}

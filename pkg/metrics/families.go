@@ -110,7 +110,7 @@ var (
 	famHandovers = plain("dynworker_handovers_total", typeCounter,
 		"Prompts that were handed over to decode workers.", nil)
 	famDeferredAborts = plain("dynworker_deferred_aborts_total", typeCounter,
-		"Aborts that waited for the transfer of KV blocks, by how that ended: in_time, forced (the time was over), crowded (too many waited).", nil, "outcome")
+		"Aborts that waited for the transfer of KV blocks, by how that ended: in_time, forced (the time was over), moot (the engine had ended), crowded (too many waited).", nil, "outcome")
 	famEngineUp = plain("dynworker_engine_up", typeGauge,
 		"1 while an engine is ready.", nil)
 	famEngineStarts = plain("dynworker_engine_starts_total", typeCounter,
