@@ -5,6 +5,8 @@
 //	go run ./bench/peers -only daemon,floor -rounds 5      # some of it
 //	go run ./bench/peers -counts                           # system calls and instructions instead of times
 //
+// What of "daemon+bridge" is the stand-in engine's own Python and what the bridge adds to it is measured by bench/peers/bridge_share.py.
+//
 // Dynamo is installed from PyPI into the environment that scripts/interop uses. CPU is what the kernel accounts to the processes of a contender, user and system, the engine in it included except for "daemon", whose simulated engine is a
 // process of its own. Times on a shared machine vary from minute to minute: only figures of one round can be compared, so ratios are taken within rounds.
 package main
