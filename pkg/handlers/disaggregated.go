@@ -25,14 +25,12 @@ const (
 // bypassAnnotation is with what the frontend sends a request to a decode worker without asking a prefill worker first (Dynamo 1.6.1).
 const bypassAnnotation = "x-bypass-remote-prefill"
 
-// half is the part of a request that one call of the engine does.
+// half is the part of a request that one call of the engine does. The zero value is all of it, as on an aggregated worker.
 type half uint8
 
 const (
-	// whole is a request as on an aggregated worker.
-	whole half = iota
 	// contextHalf is the prompt and the first token; what it leaves is handed over.
-	contextHalf
+	contextHalf half = iota + 1
 	// generationHalf is what follows the first token, from KV blocks that come from elsewhere.
 	generationHalf
 )
