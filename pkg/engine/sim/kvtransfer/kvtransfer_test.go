@@ -79,10 +79,11 @@ func TestFaults(t *testing.T) {
 	time.AfterFunc(time.Millisecond, func() { cancel(gone) })
 	require.Equal(t, gone, kvtransfer.Fetch(ctx, at(sender, content), straightOn, accept))
 
+	// Another shelf: the silent one may be looked at until its sender is closed.
+	sender = listen(t, &shelf{context: 7, reply: kvtransfer.Reply{Bytes: content}})
 	unknown := at(sender, content)
 	unknown.Nonce = "m"
 	require.ErrorContains(t, kvtransfer.Fetch(t.Context(), unknown, straightOn, accept), "the sender says: not here")
-	s.reply.Fault = kvtransfer.None
 	shorter := at(sender, content)
 	shorter.Bytes--
 	require.ErrorContains(t, kvtransfer.Fetch(t.Context(), shorter, straightOn, accept), "were announced")
